@@ -127,9 +127,7 @@ def _refusal(error: BaseException) -> tuple[str, int]:
         case questions.QuestionError():
             return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
         case ConfigError():
-            root = error.key.removeprefix(ENV_PREFIX).lower().partition("[")[0].partition(".")[0]
-            more = f" (see 'tracefit config explain {root}')" if root in Config.__struct_fields__ else ""
-            return f"{error}{more}", EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+            return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
         case StartError():
             return f"error: {error}", EXIT_FAILED
         case _:
@@ -292,7 +290,7 @@ def export(
 
 
 @tracefit.command()
-@many("files", "FILE", of_snapshot="what it says: tracefit show {}")
+@many("files", "FILE")
 @click.option(
     "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
 )
@@ -382,7 +380,7 @@ def lab() -> None:
 
 
 @lab.command("evaluate")
-@many("files", "FILE", of_snapshot="evaluate learns from recordings")
+@many("files", "FILE")
 @out_option("every number as JSON", required=False)
 @click.option(
     "--learn-until",

@@ -1,26 +1,23 @@
 """The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
 
-docs/openapi.yaml describes them. A document is rendered once per generation, so a puller that asks again pays for a
-comparison of tags. The client bounds the work of an answer: a plan looks at some hundred loads, a load at some dozen
-steps. A refusal is one line of text: 400 names the parameter, 404 and 422 say what is not there. A handler maps a
-request to a response and may not block; sockets are the collector's business.
+docs/openapi.yaml describes them. A document is rendered once per generation. The client bounds the work of an answer: a
+plan looks at some hundred loads, a load at some dozen steps. A refusal is one line of text: 400 names the parameter,
+404 and 422 say what is not there. A handler maps a request to a response and may not block; sockets are the collector's
+business.
 """
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 import re
 import time
 from collections.abc import Callable, Mapping
-from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, gzip_accepted
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
@@ -33,8 +30,8 @@ TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 YAML = "application/yaml"
 STATE = "application/octet-stream"
-_GZIP_LEVEL = 6
 _ALLOWED = "GET, HEAD"
+_NOT_STORED = (("Cache-Control", "no-store"),)
 RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
@@ -46,10 +43,6 @@ class Request(NamedTuple):
     captures: tuple[str, ...]
     query: Mapping[str, str]
     headers: Mapping[str, str]
-
-    def header(self, name: str) -> str:
-        """Value of a header, empty if absent."""
-        return self.headers.get(name) or ""
 
 
 class Response(NamedTuple):
@@ -91,15 +84,9 @@ def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str
     return plain(HTTPStatus.NOT_FOUND)
 
 
-def make_document(body: bytes, content_type: str, modified_unix_nano: int = 0) -> Response:
-    """A document with a strong entity tag (over the exact bytes), and with a date if one is given."""
-    date = formatdate(modified_unix_nano / 1e9, usegmt=True)
-    headers = (
-        ("ETag", f'"{hashlib.sha256(body).hexdigest()[:32]}"'),
-        ("Cache-Control", "no-cache"),  # store it, but ask before every use
-        *((("Last-Modified", date),) if modified_unix_nano else ()),
-    )
-    return Response(HTTPStatus.OK, content_type, body, headers)
+def document(body: bytes, content_type: str) -> Response:
+    """What is answered with a document; nobody keeps it."""
+    return Response(HTTPStatus.OK, content_type, body, _NOT_STORED)
 
 
 class SnapshotDocuments:
@@ -109,9 +96,9 @@ class SnapshotDocuments:
         self._source = source
         self._documents = PerGeneration[tuple[str, ...], Response | None]()
 
-    def answer_snapshot(self, request: Request) -> Response:
+    def answer_snapshot(self, _: Request) -> Response:
         """Answer ``/snapshot``, whole or one configuration."""
-        return self._answer(request, (), JSON, Snapshot.to_json)
+        return self._answer((), JSON, Snapshot.to_json)
 
     def answer_config(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}: the same schema with one configuration."""
@@ -120,7 +107,7 @@ class SnapshotDocuments:
             config = _find(snapshot, request.captures[0])
             return msgspec.structs.replace(snapshot, configs=[config]).to_json()
 
-        return self._answer(request, request.captures, JSON, render)
+        return self._answer(request.captures, JSON, render)
 
     def answer_blis(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}/blis.yaml; ``?format=flags``, ``?alpha=effective``."""
@@ -133,18 +120,14 @@ class SnapshotDocuments:
             return export(snapshot, config, f"blis-{file_format}", alpha=alpha)[0]
 
         content_type = YAML if file_format == "yaml" else TEXT
-        return self._answer(request, (*request.captures, file_format, alpha), content_type, render)
+        return self._answer((*request.captures, file_format, alpha), content_type, render)
 
-    def _answer(
-        self, request: Request, key: tuple[str, ...], content_type: str, render: Callable[[Snapshot], bytes]
-    ) -> Response:
+    def _answer(self, key: tuple[str, ...], content_type: str, render: Callable[[Snapshot], bytes]) -> Response:
         def make(snapshot: Snapshot | None) -> Response | None:
-            if snapshot is None:
-                return None
-            return make_document(render(snapshot), content_type, snapshot.created_unix_nano)
+            return None if snapshot is None else document(render(snapshot), content_type)
 
         try:
-            return answer_document(self._documents.get(self._source, key, make), request)
+            return self._documents.get(self._source, key, make) or nothing_yet()
         except LookupError:
             return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
         except BlisError as error:
@@ -158,22 +141,8 @@ def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
 
 def nothing_yet() -> Response:
     """What is answered before the first snapshot."""
-    retry = (("Retry-After", str(RETRY_AFTER_S)), ("Cache-Control", "no-store"))
+    retry = (("Retry-After", str(RETRY_AFTER_S)), *_NOT_STORED)
     return plain(HTTPStatus.SERVICE_UNAVAILABLE, "nothing learned yet", retry)
-
-
-def answer_document(document: Response | None, request: Request) -> Response:
-    """Serve a document: 503 if there is none yet, 304 if the client has it.
-
-    ``If-Modified-Since`` is not looked at: two generations can share a second.
-    """
-    if document is None:
-        return nothing_yet()
-    # weak comparison, as RFC 9110 §13.1.2 demands
-    tags = [tag.strip().removeprefix("W/") for tag in request.header("If-None-Match").split(",")]
-    if tags == ["*"] or dict(document.headers)["ETag"] in tags:
-        return document._replace(status=HTTPStatus.NOT_MODIFIED, body=b"")
-    return document
 
 
 def not_found(error: NotFoundError) -> Response:
@@ -202,7 +171,7 @@ class QuestionPages:
             return not_found(error)
         except TracefitError as error:
             return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        return Response(HTTPStatus.OK, JSON, f"{answer.document()}\n".encode(), (("Cache-Control", "no-store"),))
+        return document(f"{answer.document()}\n".encode(), JSON)
 
 
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
@@ -213,16 +182,7 @@ def answer_probe(probe: Probe) -> Response:
     healthy, detail = probe()
     status = HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE
     body = msgspec.json.encode({"ok": healthy, **detail}, order="sorted") + b"\n"
-    return Response(status, JSON, body, (("Cache-Control", "no-store"),))
-
-
-def answer_metrics(page: MetricsPage, request: Request) -> Response:
-    """Serve /metrics, compressed where the scraper takes that."""
-    body = page.render()
-    headers: tuple[tuple[str, str], ...] = (("Vary", "Accept-Encoding"),)
-    if gzip_accepted(request.header("Accept-Encoding")):
-        body, headers = gzip.compress(body, _GZIP_LEVEL, mtime=0), (*headers, ("Content-Encoding", "gzip"))
-    return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, body, headers)
+    return Response(status, JSON, body, _NOT_STORED)
 
 
 def make_routes(
@@ -241,7 +201,7 @@ def make_routes(
     /state shows, returns None before the first.
     """
     routes: dict[str, Handler] = {
-        "/metrics": lambda request: answer_metrics(metrics, request),
+        "/metrics": lambda _: Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, metrics.render()),
         "/healthz": lambda _: answer_probe(alive),
         "/readyz": lambda _: answer_probe(ready),
         "/snapshot": documents.answer_snapshot,
@@ -253,12 +213,7 @@ def make_routes(
     if questions is not None:
         routes |= dict.fromkeys(("/predict", "/plan"), questions.answer)
     if state is not None:
-
-        def answer_state(request: Request) -> Response:
-            learned = state()  # nothing of it is kept
-            return answer_document(None if learned is None else make_document(learned, STATE), request)
-
-        routes["/state"] = answer_state
+        routes["/state"] = lambda _: nothing_yet() if (learned := state()) is None else document(learned, STATE)
     return routes
 
 

@@ -6,7 +6,6 @@ every ``tracefit --help`` reads this.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import re
@@ -211,23 +210,6 @@ def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:
     return add
 
 
-def many(name: str, metavar: str, of_snapshot: str = "") -> Callable[[Function], Function]:
-    """One file or more; a wrong one is said before an option that is missing.
-
-    ``of_snapshot``: where recordings are read, what one does with a snapshot.
-    """
-
-    def refuse_snapshots(context: click.Context, _: click.Parameter, files: tuple[Path, ...]) -> tuple[Path, ...]:
-        import tracefit  # noqa: PLC0415
-
-        for path in files if of_snapshot else ():
-            if path.suffix == ".json":
-                with contextlib.suppress(tracefit.LoadError):
-                    tracefit.load(path)
-                    remedy = of_snapshot.format(path)
-                    raise click.UsageError(f"{path} is a snapshot and no recording; {remedy}", context)
-        return files
-
-    return click.argument(
-        name, nargs=-1, required=True, type=PRESENT, metavar=f"{metavar}...", callback=refuse_snapshots
-    )
+def many(name: str, metavar: str) -> Callable[[Function], Function]:
+    """One file or more; a wrong one is said before an option that is missing."""
+    return click.argument(name, nargs=-1, required=True, type=PRESENT, metavar=f"{metavar}...")

@@ -77,15 +77,6 @@ class CoefficientHistory(msgspec.Struct):
             points = [points[0], *{each.at_ns // spacing_ns: each for each in points[1:]}.values()]
         self.points = points
 
-    def add(self, other: CoefficientHistory) -> None:
-        """One that follows goes on where the other ends; of two at the same time the one with more points stays."""
-        first, second = sorted((self, other), key=lambda each: [point.at_ns for point in each.points[:1]])
-        names, points = max((first.names, first.points), (second.names, second.points), key=lambda each: len(each[1]))
-        if first.points and first.names == second.names and first.points[-1].at_ns < second.points[0].at_ns:
-            points = first.points + second.points
-        self.names, self.points = names, points
-        self._thin()
-
 
 def _known(values: Floats) -> tuple[float | None, ...]:
     """Numbers, and None for what is not finite."""

@@ -328,6 +328,6 @@ class TargetState(Stateful):
             if each is not None:
                 self._keep_windows(each, finer=self.finer or other.finer)
         self.finer |= other.finer
-        self.history.coefficients.add(other.history.coefficients)
+        self.history = StepHistory()
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)

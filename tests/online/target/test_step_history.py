@@ -55,14 +55,6 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
     assert len(view.points[-1].coefficient) == len(view.features)
 
 
-def test_a_merge_of_states_that_follow_each_other_has_the_course_of_both():
-    first, second = learned(steps(1500, 2).rows), learned(steps(1500, 3, start_ns=1_800_000_000 * S).rows)
-    courses = [bank.history("c").view().points for bank in (first, second)]
-    first.merge(second)
-    merged = first.history("c").view()
-    assert merged.points == courses[1], "the first one lies more than a day before"
-
-
 def times_of(course):
     return [point.at_ns for point in course.points]
 
@@ -93,14 +85,6 @@ def test_a_point_of_a_wrong_year_and_other_columns_begin_anew_and_clocks_that_di
     assert times_of(course) == [300 * S], "what lies a day before the wrong one had gone"
     course.record(900 * S, ["g"], lambda: (np.zeros(1), np.zeros(1)))
     assert (times_of(course), course.names) == ([900 * S], ("g",))
-
-
-def test_courses_side_by_side_merge_in_either_order_to_the_longer():
-    sides = [100 * S, 200 * S, 300 * S], [150 * S, 250 * S]
-    for order in (sides, sides[::-1]):
-        one, other = map(filled, order)
-        one.add(other)
-        assert times_of(one) == sides[0]
 
 
 def test_what_no_point_can_hold_is_unknown_and_the_state_reads_back():

@@ -264,7 +264,7 @@ def _conflict_advice(steps: int) -> Advice | None:
         return None
     return wording.SHARED_ID._replace(
         meaning=f"{count(steps)} steps contradict others of the same service.instance.id: several processes seem to "
-        "send under one, with equal process.pid and host.name."
+        "send under one."
     )
 
 

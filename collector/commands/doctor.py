@@ -38,7 +38,6 @@ _LOSSES = (
     (table.DECODED_SPANS, "spans were left out"),
     (table.DROPPED_ROWS, "intervals gave no row"),
     (table.ROWS, "rows were not learned from"),
-    (table.PLUGIN_LOST, "items were lost by the plugin"),
 )
 _KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ}
 """Outcomes that are no loss."""

@@ -34,12 +34,10 @@ class Move(enum.StrEnum):
 
     OFFLOADED = "offloaded"
     RESTORED = "restored"
-    EVICTED = "evicted"
-    """From a tier below the GPU."""
 
 
 class BlockMove(msgspec.Struct, frozen=True, gc=False):
-    """Blocks moved or evicted; ``blocks`` counts the source's own blocks, ``step`` is MISSING where unnamed."""
+    """Blocks moved; ``blocks`` counts the source's own blocks, ``step`` is MISSING where unnamed."""
 
     move: Move
     blocks: int
@@ -87,10 +85,10 @@ Fields = Mapping[str, Any]
 OF_NO_USE: Final = frozenset(
     {
         *("AllBlocksCleared", "TransferCompleted", "CacheLoadCommitted", "CacheStoreCommitted"),
-        *("RemoteTransferInitiated", "RemoteTransferCompleted"),
+        *("RemoteTransferInitiated", "RemoteTransferCompleted", "CacheEviction"),
     }
 )
-"""Known: the cache was reset, or a transfer that is counted when it begins is said again.
+"""Known: the cache was reset, or what another event counts is said again: a transfer that began, blocks removed.
 
 A commitment is stamped a step before its transfer (§7.4).
 """
@@ -104,10 +102,8 @@ def _count_event(batch: KvBatch, name: str, fields: Fields) -> None:
         # between two tiers below the GPU: no step waits for that
         from_gpu, to_gpu = (fields.get(medium) == GPU for medium in ("source_medium", "dest_medium"))
         if from_gpu != to_gpu:
-            _add_move(batch, fields, Move.OFFLOADED if from_gpu else Move.RESTORED, fields["block_count"])
-    elif name == "CacheEviction":
-        if fields.get("medium") != GPU:
-            _add_move(batch, fields, Move.EVICTED, fields["blocks_evicted"])
+            move, step = Move.OFFLOADED if from_gpu else Move.RESTORED, fields.get("scheduler_step", MISSING)
+            batch.moves.append(BlockMove(move, fields["block_count"], step))
     elif name not in OF_NO_USE:
         raise LookupError(name)
 
@@ -126,24 +122,19 @@ def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
         batch.removed_blocks += blocks
 
 
-def _add_move(batch: KvBatch, fields: Fields, move: Move, blocks: int) -> None:
-    batch.moves.append(BlockMove(move, blocks, fields.get("scheduler_step", MISSING)))
-
-
 # --- msgpack ----------------------------------------------------------------------------------------------------------
 
 _LAYOUTS: Final[dict[str, tuple[str, ...]]] = {
     "BlockStored": ("block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium"),
     "BlockRemoved": ("block_hashes", "medium"),
     "TransferInitiated": ("transfer_id", "request_id", "source_medium", "dest_medium", "block_count", "scheduler_step"),
-    "CacheEviction": ("medium", "blocks_evicted", "eviction_reason", "scheduler_step"),
 }
 """Fields of each event in their order on the wire, where events are arrays; as maps they bear the same names."""
 _Count = Annotated[int, msgspec.Meta(ge=0, le=words.COUNT_MAX)]
 _READERS: Final[dict[str, msgspec.msgpack.Decoder[Any]]] = {
     "block_size": msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(gt=0, le=1 << 20)] | None),
     "scheduler_step": msgspec.msgpack.Decoder(Annotated[int, msgspec.Meta(ge=MISSING, le=words.ID_MAX)] | None),
-    **dict.fromkeys(("block_count", "blocks_evicted", "group_idx"), msgspec.msgpack.Decoder(_Count | None)),
+    **dict.fromkeys(("block_count", "group_idx"), msgspec.msgpack.Decoder(_Count | None)),
     **dict.fromkeys(("medium", "source_medium", "dest_medium"), msgspec.msgpack.Decoder(str | None)),
 }
 """By field, what it may be; msgspec steps over the others."""

@@ -14,8 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from collector.telemetry import PluginLoss
-
 from . import vocabulary as words
 from .vocabulary import SpanEventKind
 
@@ -113,7 +111,7 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
 class Telemetry(msgspec.Struct):
     """What one resource of one export said.
 
-    ``instance`` is the emitting process, ``process`` its pid (0 if unsaid) on ``host`` (empty if unsaid), ``peer`` the
+    ``instance`` is the emitting process, ``host`` where it runs (empty if unsaid), ``peer`` the
     address it came from.
     """
 
@@ -124,9 +122,6 @@ class Telemetry(msgspec.Struct):
     core: list[CoreSpan] = []
     api: list[ApiSpan] = []
     requests: list[RequestSpan] = []
-    plugin_losses: list[tuple[int, dict[PluginLoss, int]]] = []
-    """Of each step span of the producer plugin: when it ended, and what had been lost until then."""
-    process: int = 0
     host: str = ""
     peer: str = ""
     recording: str = ""
@@ -135,5 +130,3 @@ class Telemetry(msgspec.Struct):
     """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
     too_new_unix_ns: int = 0
     """Newest time that was left out because it lies ahead of the arrival; 0: none."""
-    unknown_scope: str = ""
-    """A scope of which a span was left out, because it tells nothing of steps or requests; empty: none."""

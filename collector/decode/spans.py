@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 
-from collector.telemetry import Counts, PluginLoss, Skip, table
+from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .envelope import Export
@@ -236,7 +236,6 @@ class _Resource:
         self._out = Telemetry(
             instance=words.instance_of(attributes, export.peer),
             facts=facts(attributes),
-            process=_pid_of(attributes),
             host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
             peer=export.peer,
             recording=export.recording,
@@ -257,14 +256,11 @@ class _Resource:
 
     def add(self, scope: str, span: Span) -> None:
         """Add a span, and count it and its events."""
-        events, is_step = len(span.events), scope == words.STEP_SCOPE
-        counts, lost = self._counts, plugin_losses(span) if is_step else None
-        if lost is None and (dropped := span.dropped_events_count):
-            counts[table.SDK_DROPPED_EVENTS] += dropped
+        events, counts = len(span.events), self._counts
+        counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count
         try:
-            if is_step:
+            if scope == words.STEP_SCOPE:
                 self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
-                self._out.plugin_losses += [] if lost is None else [(span.end_time_unix_nano, lost)]
                 self._add_steps(span)
             elif scope == words.CORE_SCOPE:
                 self._check(span, span.name == words.CORE_SPAN)
@@ -277,7 +273,6 @@ class _Resource:
                 self._out.requests.append(request_span(span, said))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
-                self._out.unknown_scope = scope
                 raise Rejected(Skip.UNKNOWN_SCOPE)
         except Rejected as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
@@ -342,18 +337,6 @@ class _Resource:
         ):
             raise Rejected(Skip.INVALID)
         return tuple([fields.get(name, MISSING) for name in STEP_FIELDS])
-
-
-def plugin_losses(span: Span) -> dict[PluginLoss, int] | None:
-    """What the producer plugin had lost when it made this step span; None: it is not the plugin's."""
-    prefix, attributes = words.PLUGIN_PREFIX, span.attributes[: words.ATTRIBUTES_MAX]
-    said = {each.key: each.value.int_value for each in attributes if each.key.startswith(prefix)}
-    return {loss: min(max(said.get(prefix + loss, 0), 0), words.COUNT_MAX) for loss in PluginLoss} if said else None
-
-
-def _pid_of(attributes: Mapping[str, Value]) -> int:
-    pid = attributes.get(words.PROCESS)
-    return pid if isinstance(pid, int) and 0 < pid <= words.COUNT_MAX else 0
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

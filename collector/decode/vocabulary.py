@@ -36,8 +36,6 @@ SPAN_ID_BYTES: Final = 8
 TRACE_ID_BYTES: Final = 16
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
-PLUGIN_PREFIX: Final = "plugin."
-"""Of what the producer plugin says of itself on a step span."""
 COUNT_MAX: Final = (1 << 31) - 1
 SPAN_SLACK_S: Final = 60.0
 """A request's span and its end-to-end latency differ by milliseconds; beyond this, one of them is false."""
@@ -146,7 +144,6 @@ POD: Final = "k8s.pod.uid"
 SERVICE: Final = "service.name"
 ROLES: Final = ("prefill", "decode")
 """What the name of a service ends with, behind a hyphen, where different servers compute prompts and answers."""
-PROCESS: Final = "process.pid"
 HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})

@@ -4,10 +4,8 @@ Before a large input is parsed, the messages that a full parse would allocate ar
 enough for an empty message, some seventy in memory: 32 MiB would become more than a gigabyte. Real telemetry has 14
 bytes a message. Only large inputs are counted, a third of a microsecond per field.
 
-In the slim schema an event is bytes. The field numbers are those of opentelemetry/proto/collector/trace/v1. What the
-schema does not name stays in the message as unknown fields and goes out again when it is serialised: an export from
-which events were taken is still an export, and the full schema decodes what is left of it. Parsing costs a tenth of a
-full parse.
+The field numbers of the slim schema are those of opentelemetry/proto/collector/trace/v1. What it does not name stays in
+the message as unknown fields and goes out again when it is serialised. Parsing costs a tenth of a full parse.
 """
 
 from __future__ import annotations
@@ -164,7 +162,6 @@ _SLIM: Final[dict[str, tuple[tuple[str, int, Any], ...]]] = {
         ("span_id", 2, _FIELD.TYPE_BYTES),
         ("parent_span_id", 4, _FIELD.TYPE_BYTES),
         ("end_unix_nano", 8, _FIELD.TYPE_FIXED64),
-        ("events", 11, _FIELD.TYPE_BYTES),
     ),
 }
 """Messages and their fields: name, number, and which type or message; plurals are repeated."""
@@ -187,7 +184,7 @@ def _export_class() -> Any:
 
 
 SlimExport: Final = _export_class()
-"""``items[].items[].items[]`` are the spans, with their ids, ``end_unix_nano`` and ``events``."""
+"""``items[].items[].items[]`` are the spans, with their ids and ``end_unix_nano``."""
 
 # --- OTLP/JSON --------------------------------------------------------------------------------------------------------
 

@@ -215,12 +215,10 @@ class ApiQueueing(msgspec.Struct):
         self.arrivals.extend(arrivals)
         del self.arrivals[:-ARRIVALS_MAX]
 
-    def give_arrivals(self, other: ApiQueueing, engines: float) -> None:
-        """Hand them to an engine; of those in flight, so many have their part, fewer than one with more processes."""
-        given, self.arrivals = self.arrivals, []
-        for each in given:
-            own = {"in_flight": each.in_flight / engines, "context_tokens": each.context_tokens / engines}
-            other.add_arrivals([msgspec.structs.replace(each, **own)])
+    def take_arrivals(self) -> list[BusyArrival]:
+        """For the engine that they met; they are not held any more."""
+        taken, self.arrivals = self.arrivals, []
+        return taken
 
     def add_counted(self, requests: float, wait_us: float) -> None:
         """Count requests whose wait is known as a sum."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from functools import reduce
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -79,70 +77,45 @@ class RowWatermarks:
         return [(instance, dict(marks)) for (_, instance), marks in self._emitted.items()]
 
 
-class Carried(msgspec.Struct):
-    """What the telemetry of an engine process carries: by the names of its attributes."""
-
-    has_summaries: bool
-    has_journeys: bool
-    has_exact_context: bool
-    has_done_stamps: bool
-    scheduled_tokens_max: Natural
-    longest_run_ns: Natural
-
-
 class Calibration(msgspec.Struct):
-    """How an engine process is read: what its telemetry carries, how it schedules, what its steps have taught."""
+    """How an engine process is read: how it schedules, and what its steps have taught."""
 
     votes: SchedulingVotes
     learned: bool
     sums: Sums
-    carried: Carried
     warmed_up: bool
-    warm_up_spans: list[tuple[Natural, Natural]]
     emitted_to: Natural
     """The step at which the next row begins."""
     unix_ns: Natural
     """When that step began."""
-    kv_block_tokens: Annotated[float, msgspec.Meta(ge=0.0, le=1e18)] = 0.0
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
         """Of an engine's newest process."""
-        process = engine.newest_process
-        warm_up, calibration = process.warm_up, engine.calibration
+        process, calibration = engine.newest_process, engine.calibration
         return cls(
             votes=process.votes,
             learned=calibration.learned,
             sums=calibration.sums,
-            carried=Carried(*(getattr(process, name) for name in Carried.__struct_fields__)),
-            warmed_up=warm_up.over,
-            warm_up_spans=list(warm_up.spans_unix_ns),
+            warmed_up=process.warm_up.over,
             emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
-            kv_block_tokens=calibration.kv_block_tokens,
         )
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process = engine.newest_process
-        warm_up, calibration = process.warm_up, engine.calibration
+        process, calibration = engine.newest_process, engine.calibration
+        calibration.sums, calibration.learned = self.sums, self.learned
         process.votes, process.window.base = self.votes, self.emitted_to + 1
-        calibration.sums, calibration.learned, calibration.kv_block_tokens = (
-            self.sums,
-            self.learned,
-            self.kv_block_tokens,
-        )
-        for name, value in msgspec.structs.asdict(self.carried).items():
-            setattr(process, name, value)
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
-        warm_up.over, warm_up.spans_unix_ns = self.warmed_up, list(self.warm_up_spans)
+        process.warm_up.over = self.warmed_up
 
 
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``since_caller`` an API
-    process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
+    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``since_caller`` an API process's;
+    ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -151,57 +124,45 @@ class EmitterCheckpoint(msgspec.Struct):
     config_id: str
     facts: dict[str, tuple[FactSource, Fact]]
     queueing: ApiQueueing
-    steps_seen: Natural = 0
     calibration: Calibration | None = None
     duplicate_of: str = ""
     trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     since_caller: Natural = 0
     server: str = ""
-    front_ends: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
 
     @classmethod
     def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
-        (kind,) = (name for name, (each, _) in _KINDS.items() if each is type(emitter))
-        kept = cls(
-            kind,
-            *(emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()),
-            queueing=emitter.api_queueing,
-            duplicate_of=emitter.duplicate_of.instance if emitter.duplicate_of is not None else "",
-            calibration=Calibration.of(emitter) if isinstance(emitter, Engine) else None,
-        )
-        for name, path in _KINDS[kind][1].items():
-            setattr(kept, name, attrgetter(path)(emitter))
+        kind: Any = next(name for name, each in _KINDS.items() if each is type(emitter))
+        named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()
+        kept = cls(kind, *named, emitter.api_queueing)
+        match emitter:
+            case Engine():
+                kept.calibration = Calibration.of(emitter)
+                kept.duplicate_of = emitter.duplicate_of.instance if emitter.duplicate_of is not None else ""
+            case ApiProcess():
+                kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
+            case PageEngine() | PassEngine():
+                kept.server = emitter.server
         return kept
 
     def restore(self, settings: Config) -> Emitter:
         """The emitter as it was, without telemetry; whose double it is is told by its name."""
-        kind, paths = _KINDS[self.kind]
-        emitter: Emitter = kind(self.instance, "", self.number, settings)
-        for name, path in paths.items():
-            *parents, attribute = path.split(".")
-            setattr(reduce(getattr, parents, emitter), attribute, getattr(self, name))
+        emitter: Emitter = _KINDS[self.kind](self.instance, "", self.number, settings)
         emitter.config_id, emitter.api_queueing = self.config_id, self.queueing
         for fact, (source, value) in self.facts.items():
             emitter.facts.learn({fact: value}, source)
-        if isinstance(emitter, Engine) and self.calibration is not None:
-            self.calibration.restore(emitter)
+        match emitter:
+            case Engine() if self.calibration is not None:
+                self.calibration.restore(emitter)
+            case ApiProcess():
+                emitter.sampling.share, emitter.sampling.since_caller = self.trace_share, self.since_caller
+            case PageEngine() | PassEngine():
+                emitter.server = self.server
         return emitter
 
 
-_KINDS: dict[Any, tuple[Any, dict[str, str]]] = {
-    "engine": (Engine, {"steps_seen": "steps_seen"}),
-    "api_process": (
-        ApiProcess,
-        {
-            "trace_share": "sampling.share",
-            "since_caller": "sampling.since_caller",
-        },
-    ),
-    "passes": (PassEngine, {"server": "server", "steps_seen": "steps_seen"}),
-    "page": (PageEngine, {"server": "server", "front_ends": "windows.copies"}),
-}
-"""What a restart keeps of each kind beside what it keeps of all: where the emitter has it."""
+_KINDS: dict[str, Any] = {"engine": Engine, "api_process": ApiProcess, "passes": PassEngine, "page": PageEngine}
 
 
 class JoinCheckpoint(msgspec.Struct):

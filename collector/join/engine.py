@@ -4,9 +4,8 @@ A restart starts a new process (step ids or the clock go back); the old one stay
 that its late spans still find it. Rows of an older process leave before those of a newer one.
 
 Step ids that jump ahead by more than a window holds, or than the time since the last step allows, may be another
-sender's who claims this name; so may steps that go on at a time before the last ones, where no clock was set back.
-Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its own time, or nothing more
-comes; it is given up as soon as the one before it goes on.
+sender's who claims this name. Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its
+own time, or nothing more comes; it is given up as soon as the one before it goes on.
 """
 
 from __future__ import annotations
@@ -50,10 +49,8 @@ class Engine(Emitter):
 
     @property
     def event_unix_ns(self) -> int:
-        """Newest event heard of, by the clock of the process it is now."""
-        newest = self.newest_process
-        same = [each for each in self.processes if not self._is_set_back(each, newest.first_unix_ns)]
-        return max(each.event_unix_ns for each in (*same, newest))
+        """Newest event heard of."""
+        return max(process.event_unix_ns for process in self.processes)
 
     @property
     def safe_unix_ns(self) -> int:
@@ -88,9 +85,7 @@ class Engine(Emitter):
 
     @property
     def pending_steps(self) -> int:
-        """Steps that have given no rows; of a young process all, which may be a double's."""
-        if not self._released:
-            return sum(process.window.size for process in self.processes)
+        """Steps that have given no rows."""
         return sum(process.pending_steps for process in self.processes)
 
     @property
@@ -156,13 +151,6 @@ class Engine(Emitter):
     def _new_process(self) -> EngineProcess:
         return EngineProcess(self._settings, self, self.calibration)
 
-    def restarts_with(self, telemetry: Telemetry) -> bool:
-        """Whether these steps and requests are those of a process that is not known yet."""
-        newest, last = self.newest_process, telemetry.steps[-1:]
-        heard = [(span.end_unix_ns, span.marks[-1].step_id) for span in telemetry.core]
-        heard += zip(last["unix_ns"].tolist(), last["step_id"].tolist(), strict=True)
-        return any(self._has_restarted(newest, *each) for each in heard)
-
     def continue_from(self, old: Engine) -> None:
         """Be what the server of an engine comes back as: the facts are known, and no step."""
         self.facts = self.calibration.facts = old.facts
@@ -196,9 +184,7 @@ class Engine(Emitter):
         return self.newest_process
 
     def _is_jump(self, unix_ns: int, step: int) -> bool:
-        """Whether a step is further ahead than a window holds or the time allows, or before its time.
-
-        One of an older process is not.
+        """Whether a step, not of an older process, is further ahead than a window holds or than the time allows.
 
         Requests alone may be sampled so thinly that any distance is usual.
         """
@@ -207,12 +193,7 @@ class Engine(Emitter):
         ahead = step - newest.window.newest_step
         too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
         known = newest.window.size > 0 and newest.has_summaries
-        set_back = ahead > 0 and self._is_set_back(newest, unix_ns)
-        return known and not late and (too_fast or set_back or ahead > self._settings.steps_max)
-
-    def _is_set_back(self, process: EngineProcess, unix_ns: int) -> bool:
-        """Whether what follows a process has a time that its clock had passed by more than a span may be late."""
-        return unix_ns < process.event_unix_ns - self._settings.lateness_ns
+        return known and not late and (too_fast or ahead > self._settings.steps_max)
 
     def _accept_claim(self, claimed: EngineProcess) -> None:
         """It is what the engine has become."""
@@ -239,14 +220,10 @@ class Engine(Emitter):
         if self._claimed is not None and (idle or flush):
             self._accept_claim(self._claimed)
         out: list[TargetRows] = []
-        newest_unix_ns = self.event_unix_ns
         while True:
             process = self.processes[0]
             older = len(self.processes) > 1
-            # not by when the next one claims to have begun: a clock ahead would end what goes on
-            next_unix_ns = self.processes[1].first_unix_ns if older else 0
-            ended_ns = 0 if older and self._is_set_back(process, next_unix_ns) else process.event_unix_ns
-            age_ns = newest_unix_ns - max(ended_ns, next_unix_ns)
+            age_ns = self.event_unix_ns - max(process.event_unix_ns, self.processes[1].first_unix_ns) if older else 0
             close = flush or (older and (idle or age_ns > self._settings.lateness_ns))
             out += process.advance(idle=idle, flush=close)
             if not close or not older:

@@ -10,7 +10,7 @@ Events are taken in this order, and each is complete in itself:
 Rows leave in the order of (end_ns, instance) whatever the order in which the engines' rows came, as long as no engine
 is idle; an idle engine holds nobody up. The watermark is ``allowed_lateness_s`` behind the newest event, by when an
 engine not heard of before would have spoken, and never ahead of an engine that still sends. Where all events bear the
-time at which they came, none is late, and only rows are waited for that an engine holds until its pace is known.
+time at which they came, none is late.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Pending(NamedTuple):
 
 
 def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
-    """Until when (wall clock ns) the rows of one configuration's emitters are all here; None where nobody can be late.
+    """Until when (wall clock ns) the rows of a configuration's emitters are all here; None where none can be late.
 
     An engine whose newest event is older than the others' by ``join_timeout_s`` is not waited for.
     """

@@ -29,10 +29,8 @@ from .passes import PassEngine
 from .registry import (
     EngineLimit,
     Known,
-    SharedIds,
     describe,
     find_duplicate_emitters,
-    is_ahead,
     of_one_server,
 )
 from .spans import ApiSpans
@@ -61,7 +59,6 @@ class Joiner:
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
         self._places = EngineLimit(settings)
-        self._shared_ids = SharedIds()
         self._emitter_count = 0
         self._held = HeldRows()
         self._described: dict[str, Known] = {}
@@ -88,7 +85,6 @@ class Joiner:
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
-            key = self._shared_ids.key_of(key, telemetry, self.engines, self._counts)
             engine = self._emitter_for(Engine, key, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
@@ -108,16 +104,14 @@ class Joiner:
     def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
         """The emitter that this is of, which is new perhaps; None where there is no place for it."""
         held: MutableMapping[Key, E] = self._kinds[kind]
-        if key in held and is_ahead(held[key], telemetry.arrived_unix_ns):
-            self._evict(held[key], telemetry.arrived_unix_ns)
         is_new = key not in held
         if is_new:
-            gone = self._places.keys_to_evict(held, key, telemetry)
-            if gone is None:
+            gone = self._places.key_to_evict(held, key, telemetry)
+            if gone == key:
                 return None
-            for each in gone:
-                self._evict(held[each], telemetry.arrived_unix_ns)
-            self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += len(gone)
+            if gone is not None:
+                self._evict(held[gone])
+                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             held[key] = self._new_emitter(kind, key)
         held[key].record_arrival(telemetry, is_new=is_new)
         return held[key]
@@ -127,18 +121,17 @@ class Joiner:
         self._emitter_count += 1
         return kind(instance, recording, self._emitter_count - 1, self._settings)
 
-    def _evict(self, gone: Emitter, arrived_unix_ns: int = 0) -> None:
-        """Let an emitter go, and its doubles; what they held is learned, unless it is of a time that has not come."""
+    def _evict(self, gone: Emitter) -> None:
+        """Let an emitter go, and its doubles; what they held is learned."""
         held = self._kinds[type(gone)]
         for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
             del held[emitter.key]
-            if not is_ahead(emitter, arrived_unix_ns):
-                self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
+            self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
         changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
-        if changed and engine.facts.is_another_server(before) and engine.restarts_with(telemetry):
+        if changed and engine.facts.is_another_server(before):
             engine = self._succeed(engine)
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
@@ -263,9 +256,8 @@ class Joiner:
         rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
         process.config_id = ""
         if configs and not by_page:
-            if len(configs) == 1:
-                processes = len(of_one_server(process, self.api_processes.values()))
-                process.api_queueing.give_arrivals(beside[0].api_queueing, len(beside) / processes)
+            if len(beside) == len(of_one_server(process, self.api_processes.values())) == 1:
+                beside[0].api_queueing.add_arrivals(process.api_queueing.take_arrivals())
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
 
     def _advance_page(self, page: PageEngine, *, flush: bool) -> None:
@@ -393,10 +385,12 @@ class Joiner:
         """
         checkpoint = JoinCheckpoint.from_plain(plain)
         joiner = cls(settings, resolver)
-        for kept in checkpoint.emitters:
+        # a page that is not asked for any more must not decide for ever
+        emitters = [kept for kept in checkpoint.emitters if kept.kind != "page" or settings.scrape]
+        for kept in emitters:
             emitter = kept.restore(settings)
             joiner._kinds[type(emitter)][emitter.key] = emitter
-        for kept in checkpoint.emitters:
+        for kept in emitters:
             if kept.duplicate_of:
                 joiner.engines["", kept.instance].duplicate_of = joiner.engines.get(("", kept.duplicate_of))
         joiner._emitter_count = checkpoint.emitter_count

@@ -3,8 +3,7 @@
     x = what the pass computed        y = wall_time        l = 1
 
 Nothing has to be rebuilt or waited for, and a record that is lost costs its own row only. The engine's count of its
-records shows what is missing. Where it goes back by more than a few, the engine has started again. Rows of others wait
-for those that a young engine holds until its pace is known, for ``idle_timeout_s`` at most.
+records shows what is missing. Where it goes back by more than a few, the engine has started again.
 
 A record tells the tokens of all its prompts, not of each. Of n prompts with t tokens in all and c before them,
 
@@ -52,29 +51,7 @@ class PassEngine(Emitter):
     @property
     def is_never_late(self) -> bool:
         """Live records bear the time of their arrival; those of a file, when they were observed."""
-        return not self.recording and self._held_since_unix_ns is None
-
-    @property
-    def safe_unix_ns(self) -> int:
-        """No row that will come ends before this wall clock time."""
-        since_unix_ns = self._held_since_unix_ns
-        return self.newest_unix_ns if since_unix_ns is None else since_unix_ns - 1
-
-    @property
-    def _held_since_unix_ns(self) -> int | None:
-        """The end of the first row that is held; None while there is none."""
-        firsts = (warm_up.first_unix_ns for warm_up in self._warm_ups.values())
-        return min((first for first in firsts if first is not None), default=None)
-
-    @property
-    def steps_seen(self) -> int:
-        """The newest count of a record, and one; 0 before the first. After a restart of ours the engine is warm."""
-        return self._last + 1
-
-    @steps_seen.setter
-    def steps_seen(self, steps_seen: int) -> None:
-        self._last = steps_seen - 1
-        self._warm_ups = {target: WarmUp(0, over=True) for target in (Target.STEP_TIME, Target.GPU_TIME)}
+        return not self.recording
 
     @property
     def last_step(self) -> int:
@@ -112,12 +89,10 @@ class PassEngine(Emitter):
         """Rows since the last call; those of a young process are held until its pace is known."""
         out = []
         passes, self._passes = self._passes, defaultdict(list)
-        since_unix_ns = self._held_since_unix_ns
-        is_due = since_unix_ns is not None and self.newest_unix_ns - since_unix_ns > self._settings.idle_timeout_s * 1e9
         for target in passes.keys() | self._warm_ups.keys():
             warm_up = self._warm_ups.setdefault(target, WarmUp(self._settings.warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
-            rows = warm_up.pass_through(blocks, self.counts, flush=idle or flush or is_due)
+            rows = warm_up.pass_through(blocks, self.counts, flush=idle or flush)
             if len(rows):
                 out.append(TargetRows(target, rows))
         return out

@@ -73,8 +73,7 @@ class EngineProcess:
         self.votes = SchedulingVotes()
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
         self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
-        self.longest_run_ns = self.scheduled_tokens_max = 0
-        self._first_finish_unix_ns = 0
+        self.longest_run_ns = 0
         self.window = StepWindow()
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv: KvTimeline | None = None
@@ -115,11 +114,6 @@ class EngineProcess:
         self.has_summaries = True
         self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
         self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
-        self.scheduled_tokens_max = max(self.scheduled_tokens_max, int(steps["scheduled_tokens"].max()))
-        finishing = steps["unix_ns"][steps["finished"] > 0]
-        if len(finishing):
-            earliest = int(finishing.min())
-            self._first_finish_unix_ns = min(self._first_finish_unix_ns or earliest, earliest)
 
     @property
     def is_exact(self) -> bool:
@@ -133,8 +127,8 @@ class EngineProcess:
 
     @property
     def budget_tokens(self) -> float | None:
-        """Token budget of a step: as configured, else the most that was scheduled; None while nothing is known."""
-        return self.calibration.facts.number("max_num_batched_tokens") or self.scheduled_tokens_max or None
+        """Token budget of a step; None where nobody says it."""
+        return self.calibration.facts.number("max_num_batched_tokens")
 
     @property
     def _kv_lateness_ns(self) -> int:
@@ -153,8 +147,7 @@ class EngineProcess:
     @property
     def knows_source(self) -> bool:
         """Whether it can be told where decode context comes from: whether journeys will come."""
-        finished = 0 < self._first_finish_unix_ns <= self.event_unix_ns - self._settings.lateness_ns
-        return self.has_exact_context or self.has_journeys or finished or self._has_waited
+        return self.has_exact_context or self.has_journeys or self._has_waited
 
     @property
     def _has_waited(self) -> bool:
@@ -372,7 +365,6 @@ class EngineProcess:
             starts_unix_ns = schedule_starts(view)[here.start : here.stop + 1]
             raw[:, KV_COLUMNS] = self.kv.moved_blocks(starts_unix_ns, first - 1 + here.start)
             self.calibration.kv_block_tokens = float(self.kv.block_size)
-            self.calibration.kv_from_unix_ns = self.kv.active_unix_ns
         counts = self._engine.counts
         self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
         self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))

@@ -1,14 +1,9 @@
-"""Who is held: places for a bounded number of emitters, shared names, doubles of one engine, successors, descriptions.
+"""Who is held: places for a bounded number of emitters, doubles of one engine, successors, descriptions.
 
 Places. A newcomer takes a free place, or that of the emitter silent longest if it has been silent for longer than
 ``join_timeout_s``; else it is refused, telemetry and all, and counted. What was learned of the others is not touched.
 Silence is measured by when telemetry came in, whatever times its sender claims; in a replay nobody knows that, and
 event times tell it.
-
-Shared names. Two processes under one ``service.instance.id`` are told by ``process.pid``, ``host.name`` and times. One
-that comes after another has ended is a restart. Two that overlap in event time are two engines (ranks of data
-parallelism with an id that a user set, or one id given to several pods, whose pids may be the same): the one heard of
-first keeps the name, the others go by it and their pid.
 
 Doubles. Two emitters on one engine (an instrumented vLLM with the producer plugin) are told by their stamps; the steps
 are learned from the one that tells more.
@@ -22,15 +17,13 @@ one sends again, both are alive.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
 
 from collector.config import Config
-from collector.decode import Telemetry, latest_unix_ns
-from collector.telemetry import Counts, JoinEvent, table
+from collector.decode import Telemetry
 from online import Quality
 
 from .emitter import Emitter, Key, facts_of, newest_unix_ns
@@ -50,11 +43,6 @@ def of_one_server(one: Emitter, others: Iterable[E]) -> list[E]:
     return [each for each in others if each.recording == one.recording and not each.facts.is_another_server(said)]
 
 
-def is_ahead(emitter: Emitter, arrived_unix_ns: int) -> bool:
-    """Whether times are known of an emitter that cannot have come yet: the clock here was set back since."""
-    return bool(arrived_unix_ns) and emitter.event_unix_ns > latest_unix_ns(arrived_unix_ns)
-
-
 class EngineLimit:
     """Bounded by ``engines_max``; doubles need none, of whom as many more are held."""
 
@@ -67,25 +55,22 @@ class EngineLimit:
         """Emitters that found no place lately."""
         return len(self._refused)
 
-    def keys_to_evict(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> list[Key] | None:
-        """Who of the emitters has to go so that a newcomer has a place; None: it is refused, and remembered as that.
+    def key_to_evict(self, emitters: Mapping[Key, Emitter], key: Key, telemetry: Telemetry) -> Key | None:
+        """Who has to go so that a newcomer has a place: itself, if none of the emitters has been silent for long.
 
-        ``telemetry`` is what the newcomer said first.
+        ``telemetry`` is what the newcomer said first. None: there is place for it.
         """
-        gone: list[Key] = []
         single = {each: one for each, one in emitters.items() if not one.is_duplicate}
+        gone = None
         if len(single) >= self._settings.engines_max or len(emitters) >= 2 * self._settings.engines_max:
-            arrived_ns = telemetry.arrived_unix_ns
             heard = {each: one.last_seen_unix_ns or one.event_unix_ns for each, one in single.items()}
             oldest = min(heard, key=lambda each: heard[each])
-            newest_ns = newest_unix_ns(telemetry)
-            now_ns = arrived_ns or max(newest_ns, *heard.values())
-            gone = [each for each, one in emitters.items() if is_ahead(one, arrived_ns)]
-            if not gone and heard[oldest] < now_ns - self._settings.timeout_ns:
-                gone = [oldest]
-            if not gone:
-                self._refuse(key, arrived_ns or newest_ns)
-                return None
+            newest_ns = telemetry.arrived_unix_ns or newest_unix_ns(telemetry)
+            now_ns = telemetry.arrived_unix_ns or max(newest_ns, *heard.values())
+            if heard[oldest] >= now_ns - self._settings.timeout_ns:
+                self._refuse(key, newest_ns)
+                return key
+            gone = oldest
         self._refused.pop(key, None)
         return gone
 
@@ -95,57 +80,6 @@ class EngineLimit:
         long_ago_ns = unix_ns - self._settings.timeout_ns
         while len(self._refused) > _REFUSED_MAX or next(iter(self._refused.values())) < long_ago_ns:
             self._refused.popitem(last=False)
-
-
-_OVERLAP_NS = 1_000_000_000
-"""Spans of a process that ended may come after the first ones of the next; a whole second of steps does not."""
-_PROCESSES_MAX = 64
-"""Of one id: those heard of longest ago are forgotten."""
-_IDS_MAX = 4096
-
-
-@dataclass(slots=True)
-class _Life:
-    """First and newest event of a process, and whether it is an engine of its own."""
-
-    first_ns: int
-    newest_ns: int
-    is_apart: bool
-
-
-class SharedIds:
-    """The processes that used each id."""
-
-    def __init__(self) -> None:
-        self._by_key: OrderedDict[Key, dict[str, _Life]] = OrderedDict()
-
-    def key_of(self, key: Key, telemetry: Telemetry, held: Container[Key], counts: Counts) -> Key:
-        """The engine's key; another one than the id's for a process that runs beside the one known by it.
-
-        Who is ``held`` under a name of its own keeps it.
-        """
-        unix_ns = newest_unix_ns(telemetry)
-        if not telemetry.process or not unix_ns:
-            return key
-        on_host = f" on {telemetry.host}" if telemetry.host else ""
-        name = f"{key[1]} (pid {telemetry.process}{on_host})"
-        lives = self._by_key.setdefault(key, {})
-        life = lives.pop(name, None) or _Life(unix_ns, unix_ns, (key[0], name) in held)
-        life.first_ns, life.newest_ns = min(life.first_ns, unix_ns), max(life.newest_ns, unix_ns)
-        beside = [
-            each
-            for each, other in lives.items()
-            if min(other.newest_ns, life.newest_ns) - max(other.first_ns, life.first_ns) > _OVERLAP_NS
-        ]
-        lives[name] = life
-        for later in sorted((name, *beside), key=lambda each: (lives[each].first_ns, each))[1:]:
-            counts[table.JOIN_EVENTS, JoinEvent.ID_SHARED] += not lives[later].is_apart
-            lives[later].is_apart = True
-        if len(lives) > _PROCESSES_MAX:
-            del lives[next(iter(lives))]
-        if len(self._by_key) > _IDS_MAX:
-            self._by_key.popitem(last=False)
-        return (key[0], name) if life.is_apart else key
 
 
 _STEPS_MIN = 20
@@ -169,9 +103,7 @@ def is_same_engine(a: Engine, b: Engine) -> bool:
     """Whether the two agree on (step id, ts_start) for enough steps, and for nearly all that both tell."""
     first, second = a.newest_process.window, b.newest_process.window
     low, high = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
-    # of a thousand engines nearly all are told apart by two steps
-    probes = (high - 1, (low + high) // 2)
-    if high - low < _STEPS_MIN or all(_agree(first, second, at, at + 1) == (0, 1) for at in probes):
+    if high - low < _STEPS_MIN:
         return False
     agreed, both = _agree(first, second, low, high)
     return agreed >= max(_STEPS_MIN, _SHARE_MIN * both)

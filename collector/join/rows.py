@@ -142,11 +142,6 @@ class WarmUp:
     spans_unix_ns: list[tuple[int, int]] = field(default_factory=list)
     _held: list[RowBlock] = field(default_factory=list)
 
-    @property
-    def first_unix_ns(self) -> int | None:
-        """When the first row ended that is held; None while there is none."""
-        return next((int(block.end_ns[0]) for block in self._held if len(block)), None)
-
     def pass_through(self, rows: list[RowBlock], counts: Counts, *, flush: bool) -> RowBlock:
         """Rows free to be learned now; none while they are held. Those that are dropped are counted."""
         if not self.over:

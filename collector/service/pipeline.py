@@ -9,7 +9,7 @@ decoded at once.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -39,8 +39,7 @@ from collector.join import (
     with_fallbacks,
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
-from collector.runtime import REPORT_ONCE
-from collector.telemetry import Counts, PluginLoss, table
+from collector.telemetry import Counts, table
 from exporters.what_if import WorkloadProfile
 from online import (
     Bank,
@@ -66,11 +65,6 @@ from .load import RecentLoad
 JOIN = "join"
 TAKE_BYTES = 2 << 20
 """Most bytes of exports that are processed at once: more is hardly cheaper and delays what is published."""
-PLUGINS_MAX = 1024
-"""Plugins whose losses are remembered; the one heard of least lately is forgotten first."""
-UNKNOWN_SCOPES_MAX = 8
-SCOPE_CHARS_MAX = 100
-"""Scopes of spans that tell nothing, which are named once, and so much of each."""
 SKEWED_MAX = 64
 """Senders with a wrong clock that are warned of within ``SKEW_AGAIN_NS``."""
 SKEW_AGAIN_NS = 3_600 * 10**9
@@ -81,41 +75,15 @@ _log = logging.getLogger(__name__)
 
 
 class SenderReports:
-    """What senders say of themselves: what a plugin lost, a clock that is ahead of ours, spans that tell us nothing."""
+    """Whose clock is ahead of ours."""
 
     def __init__(self) -> None:
-        self._lost: OrderedDict[str, tuple[int, dict[PluginLoss, int]]] = OrderedDict()
         self._skewed: dict[str, int] = {}
-        self._unknown_scopes: set[str] = set()
 
-    def record(self, telemetry: Telemetry, counts: Counts) -> None:
+    def record(self, telemetry: Telemetry) -> None:
         """Look at what one resource of an export said."""
-        for end_unix_ns, lost in telemetry.plugin_losses:
-            self._count_lost(telemetry.instance, end_unix_ns, lost, counts)
         if telemetry.too_new_unix_ns and telemetry.arrived_unix_ns:
             self._warn_of_skew(telemetry)
-        scope = telemetry.unknown_scope[:SCOPE_CHARS_MAX]
-        if scope and scope not in self._unknown_scopes and len(self._unknown_scopes) < UNKNOWN_SCOPES_MAX:
-            self._unknown_scopes.add(scope)
-            _log.info(
-                "spans of scope %r tell nothing of steps or requests: they are left out", scope, extra=REPORT_ONCE
-            )
-
-    def _count_lost(self, instance: str, end_unix_ns: int, lost: dict[PluginLoss, int], counts: Counts) -> None:
-        """Count what is new.
-
-        A plugin says on each step span how much it has lost since it began. What is more than it said before is new;
-        less, on a newer span, is a new process, which began at 0.
-        """
-        newest_unix_ns, before = self._lost.pop(instance, (0, {}))
-        if end_unix_ns <= newest_unix_ns:
-            end_unix_ns, lost = newest_unix_ns, before  # it came late, and says nothing new
-        for loss, count in lost.items():
-            known = before.get(loss, 0)
-            counts[table.PLUGIN_LOST, loss] += count - known if count >= known else count
-        self._lost[instance] = end_unix_ns, lost
-        if len(self._lost) > PLUGINS_MAX:
-            self._lost.popitem(last=False)
 
     def _warn_of_skew(self, telemetry: Telemetry) -> None:
         now_unix_ns = telemetry.arrived_unix_ns
@@ -212,7 +180,7 @@ class Pipeline:
             joiner.add_page(page)
         joiner.add_passes(passes)
         for telemetry in decode_exports(exports, self._spans.admit, self._counts):
-            self._senders.record(telemetry, self._counts)
+            self._senders.record(telemetry)
             self._load.record(telemetry)
             if is_logged:
                 self._unlearned.record(telemetry)

@@ -46,7 +46,6 @@ class JoinEvent(enum.StrEnum):
     ENGINE_RESTART = "engine_restart"
     ENGINE_CONFLICT = "engine_conflict"
     ENGINE_EVICTED = "engine_evicted"
-    ID_SHARED = "id_shared"
     """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
     DUPLICATE_EMITTER = "duplicate_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
@@ -149,11 +148,3 @@ class Skip(enum.StrEnum):
     """A value that cannot be: of another type, not finite, in contradiction to others."""
     OUT_OF_RANGE = "out_of_range"
     UNDECODABLE = "undecodable"
-
-
-class PluginLoss(enum.StrEnum):
-    """What the producer plugin in vLLM says it lost, by its own reasons."""
-
-    QUEUE_FULL = "queue_full"
-    EXPORT_FAILED = "export_failed"
-    HOOK_ERROR = "hook_error"

@@ -20,7 +20,6 @@ from .reasons import (
     ForwardOutcome,
     JoinEvent,
     Outcome,
-    PluginLoss,
     PullOutcome,
     Restored,
     RowDrop,
@@ -118,11 +117,6 @@ DECODED_EVENTS = _counter(
 SDK_DROPPED_EVENTS = _counter(
     "decode_sdk_dropped_events",
     "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there), not the producer plugin's.",
-)
-PLUGIN_LOST = _counter(
-    "plugin_lost_items",
-    "What the producer plugin says it lost, by its own reasons; docs/telemetry.md has the remedies.",
-    reason=PluginLoss,
 )
 ROWS = _counter(
     "rows",

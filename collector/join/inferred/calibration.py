@@ -93,14 +93,13 @@ class EngineCalibration:
     Attributes:
         facts: what its configuration says.
         learned: whether a whole block has passed.
-        kv_block_tokens: ``BlockStored.block_size``, for steps from ``kv_from_unix_ns`` on; 0 while there is none.
+        kv_block_tokens: ``BlockStored.block_size``; 0 while there is none.
     """
 
     facts: EngineFacts
     learned: bool = False
     sums: Sums = field(default_factory=Sums)
     kv_block_tokens: float = 0.0
-    kv_from_unix_ns: int = 0
     _block: Sums = field(default_factory=Sums)
 
     def learn(self, view: StepView, *, idle: bool) -> None:
@@ -151,8 +150,7 @@ class EngineCalibration:
         if self.sums.blocks > 0:
             tokens = used * (self.sums.context_tokens / self.sums.blocks)
         else:
-            by_events = self.kv_block_tokens > 0 and steps["unix_ns"] >= self.kv_from_unix_ns
-            size = self.facts.number("block_size") or np.where(by_events, self.kv_block_tokens, np.nan)
+            size = self.facts.number("block_size") or self.kv_block_tokens or np.nan
             tokens = (used - (steps["decode_requests"] + steps["prefill_requests"]) / 2) * size
         return np.asarray(np.maximum(tokens - steps["prefill_tokens"], steps["decode_requests"]), float)
 

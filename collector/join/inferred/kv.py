@@ -5,9 +5,8 @@ Whose they are. No KV event names the process it comes from (wire contract §8).
 
 When. A batch is stamped at the end of the step whose events it carries, 20-130 µs after that step's FIRST_TOKEN
 (captures c1, c5, c10); a step without events has no batch. So "nothing was moved in between" is only known where the
-sequence numbers on both sides are consecutive. Batches are kept by (time, sequence), so that order of arrival does not
-matter, and a publisher that restarts goes on. Columns of steps begin ``allowed_lateness_s`` after the first batch;
-steps wait ``LATENESS_NS`` for their batches.
+sequence numbers on both sides are consecutive. Batches come in order of time; one that goes back is late. Columns of
+steps begin ``allowed_lateness_s`` after the first batch; steps wait ``LATENESS_NS`` for their batches.
 """
 
 from __future__ import annotations
@@ -44,11 +43,10 @@ class KvTimeline:
     def __init__(self, grace_ns: int) -> None:
         self._grace_ns = grace_ns
         self._batches: list[tuple[int, int]] = []
-        """(time, sequence or MISSING)."""
+        """(time, sequence)."""
         self._moves: list[tuple[int, int, int, float]] = []
-        """(time, step or MISSING, column, blocks); of those restored, blocks of the tier below."""
-        self._horizon_ns = 0
-        self.block_size = self.offload_block_size = 0
+        """(time, step or MISSING, column, GPU blocks)."""
+        self.block_size = self._offload_block_size = 0
         self.since_unix_ns = 0
         """Its first batch."""
         self.is_bound = False
@@ -63,54 +61,33 @@ class KvTimeline:
         """From when on steps carry what it says."""
         return self.since_unix_ns + self._grace_ns
 
-    @property
-    def offload_ratio(self) -> float:
-        """GPU blocks per offload block; 1 while either size is unknown."""
-        return self.offload_block_size / self.block_size if self.block_size and self.offload_block_size else 1.0
-
     def add(self, batch: KvBatch) -> Skip | None:
-        """Take a batch, whatever its place; None, or why it is left out."""
-        place = batch.ts_unix_ns, batch.seq
-        if batch.ts_unix_ns <= self._horizon_ns:
-            return Skip.LATE
-        at = bisect_left(self._batches, place)
-        if batch.seq != MISSING and self._batches[at : at + 1] == [place]:
-            return Skip.DUPLICATE
-        self._batches.insert(at, place)
-        self.since_unix_ns = min(self.since_unix_ns or batch.ts_unix_ns, batch.ts_unix_ns)
+        """Take the next batch; None, or why it is left out."""
+        place, newest = (batch.ts_unix_ns, batch.seq), self._batches[-1] if self._batches else (0, 0)
+        if place <= newest:
+            return Skip.DUPLICATE if place == newest else Skip.LATE
+        self._batches.append(place)
+        self.since_unix_ns = self.since_unix_ns or batch.ts_unix_ns
         self.block_size = self.block_size or batch.block_size
-        self.offload_block_size = self.offload_block_size or batch.offload_block_size
-        self._add_moves(batch)
+        self._offload_block_size = self._offload_block_size or batch.offload_block_size
+        sizes = self._offload_block_size, self.block_size
+        ratio = sizes[0] / sizes[1] if all(sizes) else 1.0
+        for move in batch.moves:
+            is_restored = move.move is Move.RESTORED
+            column, blocks = (_RESTORED, move.blocks * ratio) if is_restored else (_OFFLOADED, move.blocks)
+            self._moves.append((batch.ts_unix_ns, move.step, column, blocks))
+        if batch.removed_blocks or batch.removed_below:
+            removed = batch.removed_blocks + batch.removed_below * ratio
+            self._moves.append((batch.ts_unix_ns, MISSING, _EVICTED, removed))
         for held in (self._batches, self._moves):
             if len(held) > BATCHES_MAX:
                 self.forget_before(held[len(held) - BATCHES_MAX][0] + 1)
         return None
 
-    def _add_moves(self, batch: KvBatch) -> None:
-        ts_ns, below, moves = batch.ts_unix_ns, batch.removed_below, []
-        for move in batch.moves:
-            match move.move:
-                case Move.EVICTED:
-                    moves.append((ts_ns, move.step, _EVICTED, move.blocks * self.offload_ratio))
-                    below -= move.blocks  # the same blocks come as BlockRemoved of their medium, in the same batch
-                case Move.OFFLOADED:
-                    moves.append((ts_ns, move.step, _OFFLOADED, move.blocks))
-                case Move.RESTORED:
-                    moves.append((ts_ns, move.step, _RESTORED, move.blocks))
-        if batch.removed_blocks or below > 0:
-            moves.append((ts_ns, MISSING, _EVICTED, batch.removed_blocks + max(0, below) * self.offload_ratio))
-        if moves:
-            at = bisect_left(self._moves, (ts_ns,))
-            self._moves[at:at] = moves
-
     def forget_before(self, unix_ns: int) -> None:
-        """Drop what is older; it counts as late from now on."""
-        if not self._batches or self._batches[0][0] >= unix_ns:
-            return
-        gone = bisect_left(self._batches, (unix_ns,))
-        self._horizon_ns = self._batches[gone - 1][0]
-        del self._batches[:gone]
-        del self._moves[: bisect_left(self._moves, (self._horizon_ns + 1,))]
+        """Drop what is older, but for the newest batch."""
+        del self._batches[: min(bisect_left(self._batches, (unix_ns,)), len(self._batches) - 1)]
+        del self._moves[: bisect_left(self._moves, (unix_ns,))]
 
     def moved_blocks(self, starts_unix_ns: Ints, first_step: int) -> Floats:
         """Blocks offloaded, restored and evicted in m steps from first_step on, shape (m, 3).
@@ -126,7 +103,6 @@ class KvTimeline:
             by_time = np.searchsorted(starts_unix_ns, ts_ns, side="left") - 1
             index = np.where(step == MISSING, by_time, step - first_step)
             inside = (index >= 0) & (index < m)
-            blocks = np.where(column == _RESTORED, blocks * self.offload_ratio, blocks)
             np.add.at(out, (index[inside], column[inside]), blocks[inside])
         out[starts_unix_ns[:-1] < self.active_unix_ns] = np.nan
         near = slice(max(bisect_left(self._batches, (begin_ns,)) - 1, 0), bisect_left(self._batches, (end_ns,)) + 1)

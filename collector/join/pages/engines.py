@@ -24,7 +24,7 @@ import numpy as np
 from collector.config import Config
 from collector.decode.pages import EngineReading, Meaning, ScrapedPage
 from collector.identity import ConfigResolver, FactSource
-from collector.join.api_queueing import TOKEN_BUDGET, ApiQueueing
+from collector.join.api_queueing import TOKEN_BUDGET
 from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
 from collector.join.inferred import ApiProcess
@@ -111,9 +111,7 @@ class PageEngine(Emitter):
         row = self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
-        if self.windows.is_load_balanced:  # what was counted until it was noticed is of several servers
-            self.api_queueing = ApiQueueing()
-        elif before is not None and newest is not None:
+        if before is not None and newest is not None and not self.windows.quiet:
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
             add_waits(self.api_queueing, before, newest, self.windows.copies, budget)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
@@ -206,7 +204,7 @@ class PageEngines:
 
     def has_page_of(self, sender: Sender) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return any(self._is_asked(page) for page in self._pages_of(sender))
+        return bool(self._pages_of(sender))
 
     def counts_requests_of(self, sender: Sender) -> bool:
         """Whether a page says how many of a sender's requests there are."""
@@ -218,11 +216,7 @@ class PageEngines:
     def _counts_requests(self, page: PageEngine) -> bool:
         """Of ranks that share a page each counts its own, and nobody knows whose a span is."""
         key = page.recording, page.server
-        return self._is_asked(page) and sum((one.recording, one.server) == key for one in self.by_key.values()) == 1
-
-    def _is_asked(self, page: PageEngine) -> bool:
-        """Whether it is still asked for; one of an earlier process may not be, and must not decide for ever."""
-        return page.windows.newest is not None or bool(self._settings.scrape)
+        return sum((one.recording, one.server) == key for one in self.by_key.values()) == 1
 
 
 def keys_of(page: ScrapedPage) -> list[Key]:

@@ -367,8 +367,6 @@ UNCLEAN_MAX = 6
 _COPIES_WINDOWS = 20
 _COPIES_KEPT = 64
 _COPIES_DOUBTFUL = 1.5
-_COPIES_MAX = 1024.0
-"""What a checkpoint holds: a page may count anything."""
 _QUIET_SCRAPES = 8
 """After a fall: several servers at one address take turns more often than that."""
 
@@ -386,8 +384,6 @@ class ScrapeWindows:
     """Front ends that each count a step in which a request of theirs took part."""
     quiet: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
-    is_load_balanced: bool = False
-    """Counters fall again and again: several servers answer at one address."""
     drops: Counter[RowDrop] = field(default_factory=Counter)
     gpu_rows: list[PageRow] = field(default_factory=list)
     """Of windows whose pages tell for how long the GPU was busy."""
@@ -397,18 +393,14 @@ class ScrapeWindows:
         """Take the next scrape; the row that it ends, if it ends one."""
         newest = self.newest
         if newest is not None and mono_ns <= newest.mono_ns:
-            if unix_ns <= newest.unix_ns:
-                self.drops[RowDrop.TIME_ORDER] += 1
-                return None
-            self.start = newest = None  # another host's clock: this one was restarted elsewhere
-            self.scrapes = 0
+            self.drops[RowDrop.TIME_ORDER] += 1
+            return None
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
         scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.quiet = max(self.quiet - 1, 0)
         if newest is not None and went_back(scrape.since(newest)):
-            self.is_load_balanced = self.quiet > 0
-            self.drops[RowDrop.AMBIGUOUS if self.is_load_balanced else RowDrop.RESTART] += 1
+            self.drops[RowDrop.RESTART] += 1
             self.quiet = _QUIET_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
@@ -455,6 +447,6 @@ class ScrapeWindows:
         several = median(self._ratios)
         if len(self._ratios) < _COPIES_WINDOWS:
             return window.close and several > _COPIES_DOUBTFUL
-        self.copies = max(1, round(min(several, _COPIES_MAX)))
+        self.copies = max(1, round(several))
         del self._ratios[:-_COPIES_KEPT]
         return False

@@ -32,7 +32,6 @@ EVENTS = [
 MOVES = [
     BlockMove(Move.OFFLOADED, 8, 7),
     BlockMove(Move.RESTORED, 4, 9),
-    BlockMove(Move.EVICTED, 1, 7),
 ]
 
 
@@ -89,7 +88,7 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
     ],
 )
 def test_a_senseless_event_is_left_out_alone(event):
-    read = batch(event, stored(2), ["CacheEviction", "CPU", 1])
+    read = batch(event, stored(2), ["TransferInitiated", 1, "r", "GPU", "CPU", 4, 1])
     assert (read.block_size, len(read.moves), read.events, read.unknown) == (32, 1, 3, 1)
 
 

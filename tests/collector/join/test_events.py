@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from collector.config.schema import Config
 from collector.decode import decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.records import Telemetry
-from collector.identity import ConfigResolver
 from collector.join.events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Rows
 from collector.join.joiner import Joiner
 from collector.join.spans import SpanWindow
@@ -128,28 +126,3 @@ def test_recorded_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_
     joiner.add_passes(passes_of("early", range(100), "file"))
     (rows,) = rows_of(joiner)
     assert rows.end_ns[-1] <= T0_NS + 79 * 10**9
-
-
-def test_records_that_bear_the_time_of_their_arrival_wait_for_nobody_and_stay_in_order():
-    joiner = Joiner(Config(model="m", allowed_lateness_s=20.0), ConfigResolver(Config(model="m")))
-    joiner.add_passes([*passes_of("stopped", range(70)), *passes_of("goes on", range(70, 140))])
-    joiner.add_passes([*passes_of("goes on", range(140, 200)), *passes_of("stopped", [200])])
-    (rows,) = rows_of(joiner)
-    assert rows.end_ns.tolist() == [T0_NS + at * 10**9 for at in range(201)]
-    assert not joiner.pending()
-
-
-@pytest.mark.parametrize("size", [5, 50, 5000])
-@pytest.mark.parametrize("until", [300, 130], ids=["gets warm", "few passes, then heartbeats"])
-def test_rows_wait_for_those_that_a_young_engine_holds_in_whatever_pieces_they_come(size, until):
-    young = passes_of("young", range(100, 600), per_s=10)
-    young[until - 100 :] = [msgspec.structs.replace(each, decode_requests=0) for each in young[until - 100 :]]
-    told = sorted(passes_of("old", range(600), per_s=10) + young, key=lambda each: each.unix_ns)
-    joiner = Joiner(Config(model="m"), ConfigResolver(Config(model="m")))
-    ends_ns = []
-    for start in range(0, len(told) + size, size):
-        joiner.add_passes(told[start : start + size])
-        for rows in rows_of(joiner):
-            ends_ns += rows.end_ns.tolist()
-    assert ends_ns == sorted(ends_ns)
-    assert len(ends_ns) == 600 + until - 100, "nothing waits for the end"

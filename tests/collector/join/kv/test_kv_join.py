@@ -42,7 +42,7 @@ def test_offloads_restores_and_evictions_become_features_of_their_steps():
     raw = np.concatenate([block.raw for block in step_rows(rows)])[:, BLOCK_COLUMNS]
     known = np.isfinite(raw).all(axis=1)
     assert known.mean() > 0.5  # from grace_s after the first batch on
-    late = [m for one in kv_batches("c5_offload") for m in one.moves if m.move != "evicted" and m.step > 1200]
+    late = [m for one in kv_batches("c5_offload") for m in one.moves if m.step > 1200]
     offloads = sum(m.blocks for m in late if m.move == "offloaded")
     restores = sum(m.blocks for m in late if m.move == "restored")
     offloaded, restored, evicted = raw[known].sum(axis=0)
@@ -90,17 +90,16 @@ def test_a_publisher_without_a_name_belongs_to_the_only_engine_until_there_is_an
         assert found.kv.unbound == 1
 
 
-def test_a_publisher_that_restarts_repeats_no_batch_and_misses_none_whatever_the_order_of_arrival():
+def test_a_publisher_that_restarts_goes_on_and_what_comes_again_is_left_out():
     first = [batch(stored(), seq=i, ts_s=TS_S + i) for i in range(5)]
     second = [batch(stored(), seq=i, ts_s=TS_S + 100 + i) for i in range(5)]
-    for order in (first + second, second + first, [*second[:2], *reversed(first), *second[2:]]):
-        sources = KvSources(SETTINGS)
-        for one in [*order, order[0]]:
-            sources.add(one)
-        counts = sources.take_counts()
-        assert counts[table.SIZE, "kv_batches"] == 10
-        assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 10, Skip.DUPLICATE: 1}
-        assert total_of(counts, table.KV_EVENTS) == 11
+    sources = KvSources(SETTINGS)
+    for one in [*first, first[-1], *second, first[0]]:
+        sources.add(one)
+    counts = sources.take_counts()
+    assert counts[table.SIZE, "kv_batches"] == 10
+    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 10, Skip.DUPLICATE: 1, Skip.LATE: 1}
+    assert total_of(counts, table.KV_EVENTS) == 12
 
 
 def test_of_a_publisher_a_bounded_number_of_batches_is_held_and_what_comes_of_forgotten_times_is_late():

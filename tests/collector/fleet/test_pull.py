@@ -181,7 +181,8 @@ def fleet_of(gains, directory, facts=lambda _: FACTS):
 def test_whoever_asks_a_merged_snapshot_hears_of_the_engine_that_is_slower(tmp_path, capsys):
     _, noted = fleet_of((1.0, 1.0, 1.0, 1.43), tmp_path)
     snapshot = tracefit.load(tmp_path / "fleet" / "snapshot.json")
-    (problem,) = snapshot.config().verdict.problems(snapshot.created_unix_nano)
+    doubt, problem = snapshot.config().verdict.problems(snapshot.created_unix_nano)
+    assert doubt.text == "not usable: its engines disagree: engine engine-3 takes 1.4 × as long as the others"
     assert problem.text.startswith("engine 'engine-3' takes 1.4")
     assert problem.text.endswith("times as long as the others: every term alike (+43%)")
     assert noted.endswith(problem.text)

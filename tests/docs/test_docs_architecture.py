@@ -83,12 +83,3 @@ def test_each_invariant_is_held_by_a_test_that_exists():
     assert [*map(int, re.findall(r"^(\d+)\. ", listed, re.MULTILINE))] == [*INVARIANTS]
     for path, name in (held.split(": ") for held in INVARIANTS.values()):
         assert f"def {name}(" in (ROOT / "tests" / path).read_text(), name
-
-
-def test_the_benches_that_make_knows_are_told_by_its_help():
-    makefile = (ROOT / "Makefile").read_text()
-    listed = re.search(r"^BENCHES := (.*)$", makefile, re.MULTILINE)[1].split()
-    assert sorted(listed) == listed == sorted(re.findall(r"^(?:define )?bench_(\w+)", makefile, re.MULTILINE))
-    documents = [*DOCS.glob("*.md"), *ROOT.glob("*.md")]
-    told = [what for path in documents for what in re.findall(r"WHAT=(\w+)", path.read_text())]
-    assert set(told) <= set(listed)

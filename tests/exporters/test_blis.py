@@ -122,16 +122,6 @@ def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, to
     assert alpha[1] + alpha[2] * tokens == pytest.approx(intercept + slope * tokens, abs=0.51, rel=1e-6)
 
 
-@settings(deadline=None)
-@given(intercept=st.floats(0, 1e5), slope=st.floats(0, 50), prompts=st.lists(st.integers(1, 8000), min_size=1))
-def test_the_queueing_time_is_right_in_the_mean_although_blis_has_none_per_prompt_token(intercept, slope, prompts):
-    mean = sum(prompts) / len(prompts)
-    found = exported(config_with(api_queueing=line_target(intercept, slope, "prompt_tokens", mean)))
-    ours_us = sum(intercept + slope * tokens for tokens in prompts)
-    assert found.alpha[0] * len(prompts) == pytest.approx(ours_us, abs=0.51 * len(prompts), rel=1e-9)
-    assert any("is in alpha[0]" in note for note in found.notes) == (slope > 0)
-
-
 def test_alpha_is_the_time_in_the_api_without_the_wait_that_blis_simulates():
     server_us = 9315.34 + 1.5 * 400
     with_wait = config_with(queue_wait=cases.target("queue_wait"))

@@ -104,14 +104,6 @@ def test_a_server_that_may_be_another_one_replaces_nobody(what, was, then, peer,
     assert len(usable_series(snapshot)) == answering
 
 
-def test_who_sends_again_is_alive_again():
-    processes = ("was", "512", 0, [POD]), ("is", "256", 2, [POD]), ("was", "512", 4, [POD])
-    _, by_budget = one_after_the_other(*processes, minutes=5)
-    assert by_budget[512].replaced_by == ""
-    _, by_budget = one_after_the_other(("one", "512", 0, []), ("one", "256", 2, []))
-    assert list(by_budget) == [256], "under one instance id only the new one is there"
-
-
 def test_the_dead_one_is_named_with_its_date_and_answers_when_it_is_meant(restarted, tmp_path, capsys):
     snapshot, by_budget = restarted
     dead = by_budget[512]

@@ -55,15 +55,6 @@ def test_promtool_finds_nothing_to_say_about_the_page():
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_is_withheld_and_counted(value):
-    model = cases.model({"intercept": value})
-    step = msgspec.structs.replace(cases.target("post_decode"), models={"portable": model}, residuals=None)
-    shown = series(cases.snapshot(cases.config(targets={"post_decode": step})))
-    assert named(shown, "tracefit_coefficient") == {}
-    assert named(shown, "tracefit_exposition_series_withheld") == {frozenset(): 2}, "its error, too"
-
-
 def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
     shown = series(cases.full_snapshot(1))
     for suffix, value in (("sum", 1111.25), ("count", 1106)):
@@ -82,17 +73,6 @@ def test_any_model_name_gives_a_page_that_parses(name):
     shown = info.samples[0].labels["model_name"]
     assert len(shown) <= MAX_LABEL_CHARS
     assert shown == printable(name)
-
-
-def test_a_configuration_has_a_name_for_legends_of_what_is_known_and_no_two_have_the_same():
-    llama = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 2}
-    facts = (llama, llama | {"max_num_seqs": 64}, {"model": "tiny"}, {"gpu": "L4", "tensor_parallel_size": 1}, {}, {})
-    configs = (
-        msgspec.structs.replace(cases.config(name), config=known) for name, known in zip("abcdef", facts, strict=True)
-    )
-    info = next(f for f in parse_text(page_of(cases.snapshot(*configs)).decode()) if f.name == "tracefit_config_info")
-    names = ["llama · H100 · TP 2 · a", "llama · H100 · TP 2 · b", "tiny", "L4 · TP 1", "e", "f"]
-    assert [sample.labels["name"] for sample in info.samples] == names
 
 
 @pytest.mark.parametrize(

@@ -147,19 +147,6 @@ def test_preempted_requests_resume_and_all_of_them_end(resumed_are_new):
     assert sum(events.count("PREEMPTED") for events in found) > 0
 
 
-def test_an_abort_ends_the_journey_at_once_with_the_last_scheduled_step():
-    scheduler, kept = kept_scheduler("otlp")
-    scheduler.add_request(Request("a", 500, 50))
-    drive(scheduler, 2)
-    scheduler.add_request(Request("b", 10, 5))
-    scheduler.finish_requests(["a", "b"], Status.FINISHED_ABORTED)
-    found = journeys(kept)
-    assert kinds(found["a"]) == ["QUEUED", "SCHEDULED", "FINISHED"]
-    assert kinds(found["b"]) == ["QUEUED", "FINISHED"]
-    assert found["a"][-1].attributes["scheduler.step"] == 2
-    assert found["a"][-1].attributes["finish.status"] == "aborted"
-
-
 def test_the_fork_that_traces_journeys_itself_is_not_doubled():
     config = vllm_config()
     config.observability_config.enable_journey_tracing = True

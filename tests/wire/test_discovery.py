@@ -1,7 +1,6 @@
 """vLLM's own endpoints, asked over a real socket by servers that behave in every way."""
 
 import asyncio
-import socket
 from collections import Counter
 
 import pytest
@@ -103,19 +102,6 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
     assert resolver.apply(facts, {}, "http://[::1]:8000", "")
     assert not resolver.apply(others, {}, "http://10.0.0.1:8000", "")
     assert facts.get("vllm_version") == "0.15.1"
-
-
-def test_who_does_not_answer_keeps_nobody_waiting():
-    resolver = ConfigResolver()
-    with answering(GOOD) as server, socket.create_server(("", 0), backlog=200) as silent:
-        hang = {f"{number}": f"http://127.0.1.{number}:{silent.getsockname()[1]}" for number in range(1, 121)}
-        urls = {"gone": "http://127.0.0.1:1", **hang, "here": f"http://127.0.0.1:{server.port}"}
-        scraped = ScrapedServers(urls.copy, str, None)
-        discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
-        in_loop(discovery, discovery.ask_due())
-    facts = EngineFacts()
-    resolver.apply(facts, {}, "here", "")
-    assert {"model", "vllm_version"} <= facts.known().keys()
 
 
 def test_facts_of_impossible_value_are_left_out():

@@ -58,20 +58,6 @@ def is_load_balanced(*parts):
     return RowBlock.concatenate(rows)
 
 
-UNNAMED = np.array([1.0, 1.0, 2.5, 1.8])
-
-
-@pytest.mark.parametrize(
-    ("rows", "more", "count", "gain"),
-    [(5000, [1.0, 3.0, 1.0, 1.0], 2, 1.6), (9000, [1.6] * 4, 2, 1.6), (5000, [1.6] * 4, 1, 2.1)],
-    ids=["prefill", "all, later", "all, a piece of it"],
-)
-def test_a_change_that_no_single_term_explains_does_not_hide_the_next(rows, more, count, gain):
-    drift = drift_after(is_load_balanced((6000, 1.0), (rows, UNNAMED), (700, UNNAMED * more)))
-    assert drift.count == count
-    assert drift.gain == pytest.approx(gain, rel=0.15)
-
-
 @pytest.mark.parametrize("detector", ["adwin", "page_hinkley"])
 def test_what_moved_is_compared_with_what_was_before_the_change_whoever_detects_it(detector):
     run = Watched(is_load_balanced((4000, 1.0), (3000, [1.5, 1.0, 1.0, 1.0])), detector)

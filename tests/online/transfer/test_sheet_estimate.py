@@ -172,16 +172,6 @@ def test_the_first_rows_of_a_cold_server_do_not_drown_the_sheet():
     assert typical @ coefficients(bank) == pytest.approx(typical @ beta_of("7b"), rel=0.15)
 
 
-def test_one_donor_that_is_nothing_like_its_sheet_makes_nobody_unsure():
-    """A thousand times slower: alone it is the odd one."""
-    lender = described("7b")
-    lender.learn("c", STEP, rows_of(1e3 * beta_of("7b"), 600, spread=0.5, noise=0.3))
-    alone, borrower = (described("70b", states) for states in ([], [lender.state()]))
-    assert told(borrower).interval.p90 < 1.2 * told(alone).interval.p90
-    for name, feature in features_of(borrower).items():
-        assert feature.stderr < 2.0 * features_of(alone)[name].stderr
-
-
 POINTS = ((2.0, 300.0), (16.0, 300.0), (128.0, 300.0), (128.0, 3000.0))
 """Requests of a step, and their context."""
 SHORT, LONG, USUAL = np.array([[1.0, 0.0, 600.0, 2.0], [1.0, 0.0, 384_000.0, 128.0], [1.0, 0.0, 22_400.0, 32.0]])

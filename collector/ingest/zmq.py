@@ -43,7 +43,6 @@ _TURN_S = 0.01
 HEAP_S = 0.1
 """Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
 _SEQUENCE_BYTES = 8
-NO_PACKAGE = "pyzmq is not installed: install tracefit's extra kv"
 
 T = TypeVar("T")
 
@@ -54,7 +53,7 @@ def check_zmq(config: Config) -> None:
     """ConfigError where endpoints are configured and pyzmq is not installed; imports nothing, opens nothing."""
     for key in ("kv", "fpm"):
         if getattr(config, key) and find_spec("zmq") is None:
-            raise ConfigError(key, NO_PACKAGE)
+            raise ConfigError(key, "pyzmq is not installed: install tracefit's extra kv")
 
 
 class Feed(NamedTuple, Generic[T]):
@@ -206,10 +205,8 @@ class Subscriber(Generic[T]):
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
         if not self._endpoints:
             return
-        try:
-            import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
-        except ImportError:
-            raise ConfigError(self._feed.key, NO_PACKAGE) from None
+        import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it; see check_zmq
+
         self._zmq = zmq
         high_water = max(SOCKET_BYTES // (self._feed.body_bytes_max * len(self._endpoints)), 1)
         self._subscriptions = [_Subscription(zmq, self._feed, each, high_water) for each in self._endpoints]

@@ -7,7 +7,6 @@ scheduler. What does not get through is dropped and counted by reason.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import Counter, deque
@@ -51,7 +50,6 @@ class Publisher:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost: Counter[str] = Counter()
-        os.register_at_fork(after_in_child=self._be_silent)
 
     def enqueue(self, item: Any) -> None:
         """Queue an item; when full the oldest is dropped and counted. The first item starts the thread."""
@@ -73,11 +71,6 @@ class Publisher:
         thread.join(wait_s)
         if thread.is_alive():
             self._wire.interrupt()
-
-    def _be_silent(self) -> None:
-        """A forked child has the queue without the thread, and must not send its parent's items."""
-        self._stopping = threading.Event()
-        self._stopping.set()
 
     def _run(self) -> None:
         try:

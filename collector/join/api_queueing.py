@@ -14,9 +14,11 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
 steps that were handed over before it came. With d what a step of the batch that it met takes by ``step_time``, and e
 what the experts cost that only a step with a prompt touches, half of the requests have (prefill - b P - e) / d above
 1.5 where one is scheduled ahead, and around 1 where none is. Their own pace is no d: it has the prompts of others, too.
-Prompts that take several steps are left out. Of a page, a window in which requests ended says the same of their means,
-by their pace, for it tells of no batch, and w where it was one. Where spans tell neither, a request gets its first
-token after
+Prompts that take several steps are left out. Where it is above 2.5 for three in four of the shortest third of prompts
+(on a page, prompts that share a step take longer), any prompt costs a time of its own, as with sparse attention, which
+coefficients of means do not have: nothing is usable. Of a page, a window in which requests ended says the same of their
+means, by their pace, for it tells of no batch, and w where it was one. Where spans tell neither, a request gets its
+first token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 
@@ -68,6 +70,10 @@ _STEPS_WAITED = (1.5, 2.5)
 _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
 _MAD_TO_SD = 1.4826
+_PRICE_OF_A_PROMPT = (
+    "a short prompt takes more than a step beside its tokens, as with sparse attention, and only telemetry of single "
+    "steps tells that"
+)
 TOKEN_BUDGET = 2048.0
 """Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
 HANDOFFS_MAX = 512
@@ -154,14 +160,25 @@ def first_tokens_of(
 
 def prefills_wait_a_step(arrivals: Arrivals, costs: StepCosts) -> bool:
     """Whether prefills take a step more than their own, which was handed over before them."""
-    known = _timed(arrivals[arrivals["prefill_us"] > 0.0])
-    if len(known) < _REQUESTS_MIN:
-        return False
+    steps = _steps_of_prefills(arrivals, costs)
+    return len(steps) >= _REQUESTS_MIN and median_of(steps) > _STEPS_WAITED[0]
+
+
+def short_prompts_take_longer(arrivals: Arrivals, costs: StepCosts) -> bool:
+    """Whether of the shortest third of prompts three in four take longer than their tokens and a step ahead of them."""
+    steps = _steps_of_prefills(arrivals, costs)
+    short = steps[: len(steps) // 3]
+    return len(short) >= _REQUESTS_MIN and float(np.quantile(short, 0.25)) > _STEPS_WAITED[1]
+
+
+def _steps_of_prefills(arrivals: Arrivals, costs: StepCosts) -> Floats:
+    """(prefill - b P - e) / d of those whose prefill is known, the shortest prompt first."""
+    known = np.sort(_timed(arrivals[arrivals["prefill_us"] > 0.0]), order="prompt_tokens")
     met = known["in_flight"]
     batch_us = costs.step_us + costs.request_us * met + costs.context_us * known["context_tokens"]
     step_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
     own_us = costs.prefill_us_per_token * known["prompt_tokens"] + costs.experts_us
-    return median_of((known["prefill_us"] - own_us) / step_us) > _STEPS_WAITED[0]
+    return (known["prefill_us"] - own_us) / step_us
 
 
 def _arrivals_of(processes: Iterable[Iterable[BusyArrival]], *, known: bool) -> Arrivals:
@@ -271,8 +288,11 @@ def with_fallbacks(
         target = next(filter(None, by_spans), None) or of_pages or target
     if target is None:
         return None
-    if target.step_ahead_us is None and prefills_wait_a_step(_arrivals_of(arrivals, known=True), costs):
+    known_arrivals = _arrivals_of(arrivals, known=True)
+    if target.step_ahead_us is None and prefills_wait_a_step(known_arrivals, costs):
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
+    if short_prompts_take_longer(known_arrivals, costs):
+        target = msgspec.structs.replace(target, doubts=[_PRICE_OF_A_PROMPT])
     return target if requests == 0 else msgspec.structs.replace(target, mean_us=mean_us)
 
 

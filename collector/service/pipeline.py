@@ -343,6 +343,8 @@ class Pipeline:
         heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
         shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
+        is_of_means = quality in (Quality.REQUESTS, Quality.METRICS)
+        doubted = (Target.STEP_TIME.value, *([Target.API_QUEUEING.value] if is_of_means else []))
         share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
         is_known = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
         sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_known else {}
@@ -367,7 +369,7 @@ class Pipeline:
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
                 *doubts_of(shares, {emitter.unseen for emitter in heard if emitter.unseen}),
-                *(targets[Target.STEP_TIME.value].doubts if Target.STEP_TIME.value in targets else ()),
+                *(doubt for name in doubted if name in targets for doubt in targets[name].doubts),
             ],
             prefix_hits_hidden=hidden,
             last_heard_unix_nano=max((each.event_unix_ns for each in emitters if not each.recording), default=0),

@@ -9,10 +9,11 @@ import pytest
 from collector.decode import Export
 from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
-from tests.support.gpu_server import request_exports, serve
+from tests.support.gpu_server import LIMITS, facts, request_exports, serve, work_us
 from tests.support.pipelines import only_config, replayed
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
-from tests.support.vllm_scheduler import Traffic
+from tests.support.vllm_scheduler import Engine, Traffic
+from tests.support.vllm_senders import span_exports, step_exports
 
 
 def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0):
@@ -41,14 +42,17 @@ def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill
     assert api_us_of(found) == pytest.approx(8000, abs=600)
 
 
+def published_by(payloads):
+    return only_config(replayed([Export(payload, "peer", "test", 1) for payload in payloads]))
+
+
 @pytest.mark.parametrize("ahead", [False, True])
 def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(ahead):
     """Half of what a request takes are prompts of others."""
     traffic = Traffic(7)
     traffic.poisson(0, int(60e9), 6.0, 1200, 100)
     engine = serve("qwen32b-h200", 60.0, 7, asynchronous=ahead, traffic=traffic)
-    exports = [Export(payload, "peer", "test", 1) for payload in request_exports("qwen32b-h200", engine)]
-    config = only_config(replayed(exports))
+    config = published_by(request_exports("qwen32b-h200", engine))
     assert (config.targets["api_queueing"].step_ahead_us is not None) == ahead
 
 
@@ -104,3 +108,21 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
     (intercept,) = found.models["portable"].features
     everything_us = 40_000.0 - 10_000.0 * 1.5
     assert intercept.coefficient == pytest.approx(everything_us - taken_off * 40.0 * 300.0, abs=20.0)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(("send", "fixed_us", "is_usable"), [(span_exports, 0.0, True), (span_exports, 60e3, False),
+                                                             (step_exports, 60e3, True)])  # fmt: skip
+def test_prompts_that_cost_several_steps_beside_their_tokens_are_not_usable_from_spans(
+    ahead, send, fixed_us, is_usable
+):
+    """As with sparse attention; single steps show it."""
+
+    def step_us(work):
+        return work_us("llama8b-h100", work) + fixed_us * (work.prefill_tokens > 0)
+
+    traffic = Traffic(7)
+    traffic.poisson(0, int(60e9), 4.0, 600, 100)
+    engine = Engine(step_us, traffic, LIMITS._replace(asynchronous=ahead), seed=7).run(int(60e9))
+    doubts = published_by(send(engine, facts("llama8b-h100"))).doubts
+    assert is_usable == (not [doubt for doubt in doubts if "a short prompt takes more than a step" in doubt])

@@ -40,7 +40,8 @@ coefficients are all there is: T = x, s = b_C.
 
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
 ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
-before it by a tenth, as multiples of four are in some kernels.
+before it, as multiples of four are in some kernels: by four standard errors of both (those of a cell are the spread of
+its stratum over sqrt r_c).
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -73,7 +74,7 @@ _HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
-_FALL_MIN = 0.1
+_FALL_ERRORS = 4.0
 _PIECES_MAX = 65536
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
@@ -321,19 +322,27 @@ class StepSurface:
         decodes, prefills = self._measured
         along_tokens = [list(accumulate(row, max)) for row in prefills]
         along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
-        return _Nodes(_isotonic(decodes, math.inf if self._of_means else _FALL_MIN), along_both)
+        return _Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
+
+    def _error(self, cell: _Cell) -> float:
+        """Standard error of T of a cell without prefill, in parts of it, by the spread of eight in ten of its stratum."""
+        if self._of_means or cell.name not in self._decodes:
+            return math.inf
+        p10, p90 = self._ratios(0.0, cell.requests)
+        return (p90 - p10) / (2.0 * NORMAL_P90 * math.sqrt(self._decodes[cell.name].rows)) or math.inf
 
 
-def _isotonic(values: Sequence[float], fall_min: float) -> list[float]:
-    """The nearest in least squares that fall by less nowhere: neighbours that do are pooled."""
-    pools: list[tuple[float, int]] = []
-    for value in values:
-        mean, count = value, 1
-        while pools and mean < pools[-1][0] < mean * (1.0 + fall_min):
-            before, many = pools.pop()
+def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
+    """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
+    pools: list[tuple[float, int, float]] = []
+    for value, error in zip(values, errors, strict=True):
+        mean, count, off = value, 1, error
+        while pools and mean < pools[-1][0] < mean * (1.0 + _FALL_ERRORS * math.hypot(pools[-1][2], off)):
+            before, many, before_off = pools.pop()
+            off = math.hypot(before_off * many, off * count) / (many + count)
             mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count))
-    return [mean for mean, count in pools for _ in range(count)]
+        pools.append((mean, count, off))
+    return [mean for mean, count, _ in pools for _ in range(count)]
 
 
 def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:

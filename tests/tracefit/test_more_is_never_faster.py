@@ -95,7 +95,7 @@ def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, 
 
 
 @pytest.mark.parametrize(
-    ("rows", "us", "fast"), [(400.0, 22_000.0, True), (2.0, 25_500.0, False), (400.0, 29_000.0, False)]
+    ("rows", "us", "fast"), [(400.0, 29_000.0, True), (2.0, 25_500.0, False), (400.0, 30_000.0, False)]
 )
 def test_a_batch_that_was_measured_to_be_faster_than_smaller_ones_is_told_so_and_no_chance(rows, us, fast):
     """As kernels are for multiples of four. A plan ends before the batches that are slower."""
@@ -110,7 +110,7 @@ def test_a_batch_that_was_measured_to_be_faster_than_smaller_ones_is_told_so_and
     }
     config = config_of(document)
     said = [config.request(prompt_tokens=1, output_tokens=4_000, concurrency=n).itl for n in measured]
-    assert (said[3].us < 0.9 * said[2].us) == fast
+    assert (said[3].us < 0.96 * said[2].us) == fast
     assert not fast or config.plan(prompt_tokens=1, output_tokens=4_000, itl_ms=29.9).concurrency == 0
 
 

@@ -64,8 +64,9 @@ from .shapes import Band, unsure
 from .step_model import Limits, StepModel
 
 _OUTLIER = 2.0
-ONE_STEP = 0.15
-"""How far off the steps of a prompt are by coefficients that were learned from means of many."""
+ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
+"""How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
+of half as many, or fewer, twice as far, and of twice as many, or more, half."""
 ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
@@ -187,7 +188,7 @@ class RequestTimes:
         outside, usable = self._outside(work, load, refused)
 
         of_first, of_itl = self._spreads(load) if outside or self._steps.of_means else (0.0, 0.0)
-        one_step = ONE_STEP if self._steps.of_means else 0.0
+        one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
         of_prompt = math.hypot(of_first, one_step)
         of_prompts_us = one_step * (at.own[0] + load.with_prompt * (ttft[0] - at.own[0]))
         first_us = math.hypot(of_first * ttft[0], of_prompts_us)

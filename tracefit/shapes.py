@@ -325,7 +325,7 @@ class StepSurface:
         return _Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
 
     def _error(self, cell: _Cell) -> float:
-        """Standard error of T of a cell without prefill, in parts of it, by the spread of eight in ten of its stratum."""
+        """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
         if self._of_means or cell.name not in self._decodes:
             return math.inf
         p10, p90 = self._ratios(0.0, cell.requests)

@@ -261,12 +261,11 @@ class Subscriber(Generic[T]):
         feed, counts, accepted, unix_ns = self._feed, Counts(), [], self._clock.unix_nano()
         for number, body in subscription.messages():
             if len(body) > feed.body_bytes_max:
-                read: T | Skip | Outcome = Outcome.TOO_LARGE
-            elif len(number) != _SEQUENCE_BYTES:
-                read = Skip.UNDECODABLE
-            else:
-                read = subscription.read(number, body, unix_ns)
-            if isinstance(read, Skip | Outcome):
+                counts[table.MESSAGES, feed.key, Outcome.TOO_LARGE] += 1
+                continue
+            is_numbered = len(number) == _SEQUENCE_BYTES
+            read = subscription.read(number, body, unix_ns) if is_numbered else Skip.UNDECODABLE
+            if isinstance(read, Skip):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue
             if feed.sequence_of is not None:

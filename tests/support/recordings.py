@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,12 +12,6 @@ from google.protobuf.internal.decoder import _DecodeVarint
 from collector.decode import Export
 from tests.support.paths import DATA
 from tests.support.toy_spans import spans_in
-
-
-def all_recordings() -> list[Path]:
-    """OTLP files of every recording; the bundled ones are always there."""
-    places = [DATA, *map(Path, filter(None, [os.environ.get("TRACEFIT_RECORDINGS")]))]
-    return sorted(path for place in places for path in place.glob("*/otlp.pb.gz"))
 
 
 def otlp_file(name: str) -> Path:

@@ -143,6 +143,11 @@ class Change(NamedTuple):
         """New time per old time."""
         return math.exp(self.log_gain)
 
+    @property
+    def sure_ns(self) -> int:
+        """From when on rows are surely of the new speed."""
+        return self.began_ns + self.within_ns
+
 
 class ChangeTest(Stateful):
     """The test of the module's equations on one kind of rows.
@@ -288,14 +293,14 @@ class ChangeMonitor(Stateful):
         weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
         self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
-        if change and self.engines.confirm(change.log_gain, shapes.log_y):
+        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
             return self._take(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
         if self._is_fresh or len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
-        if change and self.engines.confirm(change.log_gain, shapes.log_y, PREFILL_CELL):
+        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y, PREFILL_CELL):
             return self._take(change._replace(prefill=True), int(block.end_ns[-1]))
         return None
 
@@ -308,7 +313,7 @@ class ChangeMonitor(Stateful):
         change = self.windows.learn(log_ratio, block.steps, block.end_ns)
         if change and abs(change.log_gain) < APART:
             self.windows.test.restart()
-        elif change and self.engines.confirm(change.log_gain, shapes.log_y):
+        elif change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
             return self._take(change, end_ns, by_windows=True)
         return None
 

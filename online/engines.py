@@ -5,7 +5,8 @@
 
 Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
 An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
-gain g is one only if l_k is beyond g / 2 on its side for more than half of them. In which term an engine differs is
+gain g is one only if l_k is beyond g / 2 on its side for more than half of them, and none is a factor of 1.25 from the
+usual one; who was silent since it began has died as it was. In which term an engine differs is
 told by the statistics of the rows that each one sent (online/rls/merging.py).
 """
 
@@ -17,7 +18,7 @@ from statistics import median_low
 import numpy as np
 
 from .blocks import CELLS, Design, median_of
-from .constants import ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
+from .constants import APART, ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
 from .rows import Floats, Ints
 from .state import StateError, Stateful, Tree
 
@@ -102,24 +103,33 @@ class Engines(Stateful):
             if own.any():
                 rows.add(block.x[own], elapsed_us[own], weight[own], sharing[own], int(block.end_ns[-1]))
 
-    def confirm(self, gain: float, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether a change by this log gain, of cells from one on, is one of most of them.
+    def confirm(self, log_gain: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this gain, of cells from one on, is one of most of them and leaves them alike.
 
-        ``reference``: what cells usually take, (512,).
+        ``sure_ns``: from when on who sends rows shows it or not. ``reference``: what cells usually take, (512,).
         """
-        sign = math.copysign(1.0, gain)
-        levels = [rows.level(reference, first_cell) for rows in self.rows.values() if len(rows.cell) >= FEW_ROWS]
-        showing = sum(sign * level > 0.5 * abs(gain) for level in levels)
-        return 2 * showing > len(levels) or len(levels) < 2  # noqa: PLR2004 -- an engine and another one
+        sign, levels = math.copysign(1.0, log_gain), self._levels(reference, first_cell).values()
+        showing = sum(sign * level > 0.5 * abs(log_gain) for level in levels)
+        if 2 * showing <= len(levels):
+            return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
+        odd = self.outlier(reference, sure_ns)
+        return odd is None or abs(math.log(odd[1])) <= APART
 
-    def outlier(self, reference: Floats) -> tuple[int, float] | None:
+    def outlier(self, reference: Floats, since_ns: int = 0) -> tuple[int, float] | None:
         """Number of the engine that differs most from the usual one, and its time per time of that one.
 
-        ``reference``: what cells usually take, (512,). None where fewer than two count.
+        ``reference``: what cells usually take, (512,). None where fewer than two count, of those that sent rows since.
         """
-        levels = {number: rows.level(reference, 0) for number, rows in self.rows.items() if len(rows.cell) >= FEW_ROWS}
+        levels = self._levels(reference, 0, since_ns)
         if len(levels) < 2:  # noqa: PLR2004 -- an engine and another one
             return None
         usual = median_low(levels.values())
         most = max(levels, key=lambda number: abs(levels[number] - usual))
         return most, math.exp(levels[most] - usual)
+
+    def _levels(self, reference: Floats, first_cell: int, since_ns: int = 0) -> dict[int, float]:
+        return {
+            number: rows.level(reference, first_cell)
+            for number, rows in self.rows.items()
+            if len(rows.cell) >= FEW_ROWS and rows.last_ns >= since_ns
+        }

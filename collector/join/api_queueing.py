@@ -71,8 +71,8 @@ _WAITED_MORE = 2.0
 """In medians of T / s: who waited longer waited for something else."""
 _MAD_TO_SD = 1.4826
 _PRICE_OF_A_PROMPT = (
-    "a short prompt takes more than a step beside its tokens, as with sparse attention, and only telemetry of single "
-    "steps tells that"
+    "a short prompt takes more than a step beside its tokens, as with sparse attention or speculative decoding, and "
+    "only telemetry of single steps tells that"
 )
 TOKEN_BUDGET = 2048.0
 """Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""

@@ -110,13 +110,21 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
     assert intercept.coefficient == pytest.approx(everything_us - taken_off * 40.0 * 300.0, abs=20.0)
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize(("send", "fixed_us", "is_usable"), [(span_exports, 0.0, True), (span_exports, 60e3, False),
-                                                             (step_exports, 60e3, True)])  # fmt: skip
-def test_prompts_that_cost_several_steps_beside_their_tokens_are_not_usable_from_spans(
-    ahead, send, fixed_us, is_usable
+@pytest.mark.parametrize(
+    ("send", "ahead", "fixed_us", "tokens_a_step", "is_usable"),
+    [
+        (span_exports, False, 0.0, 1, True),
+        (span_exports, True, 0.0, 1, True),
+        (span_exports, False, 60e3, 1, False),
+        (span_exports, True, 60e3, 1, False),
+        (span_exports, True, 0.0, 2, False),
+        (step_exports, False, 60e3, 1, True),
+    ],
+)
+def test_prompts_that_take_longer_than_their_tokens_and_steps_are_not_usable_from_spans(
+    send, ahead, fixed_us, tokens_a_step, is_usable
 ):
-    """As with sparse attention; single steps show it."""
+    """As with sparse attention, or with speculative decoding; single steps show it."""
 
     def step_us(work):
         return work_us("llama8b-h100", work) + fixed_us * (work.prefill_tokens > 0)
@@ -124,5 +132,7 @@ def test_prompts_that_cost_several_steps_beside_their_tokens_are_not_usable_from
     traffic = Traffic(7)
     traffic.poisson(0, int(60e9), 4.0, 600, 100)
     engine = Engine(step_us, traffic, LIMITS._replace(asynchronous=ahead), seed=7).run(int(60e9))
+    for request in engine.requests:
+        request.made = 1 + tokens_a_step * (request.made - 1)
     doubts = published_by(send(engine, facts("llama8b-h100"))).doubts
     assert is_usable == (not [doubt for doubt in doubts if "a short prompt takes more than a step" in doubt])

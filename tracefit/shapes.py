@@ -27,7 +27,7 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s C_c) / x_c
-    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + r)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
@@ -42,6 +42,10 @@ coefficients are all there is: T = x, s = b_C.
 ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
 before it, as multiples of four are in some kernels: by four standard errors of both (those of a cell are the spread of
 its stratum over sqrt r_c).
+
+**Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
+the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8
+while misfit is looked for) weigh as much as those others.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -70,7 +74,7 @@ Band = tuple[float, float, float]
 """Microseconds in the middle, below and above."""
 
 _STRATUM_OCTAVE_MAX = 15
-_HALF_ROWS = 8.0
+_HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
@@ -236,9 +240,15 @@ class StepSurface:
         decodes, prefills = _cells()
         prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
         shapes = target.shapes if told else {}
-        self._decodes, self._prefills = (
+        kinds = [
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
+        ]
+        noise = _scatter(self._interval.pooled) ** 2
+        misfit = _misfit(kinds, noise)
+        half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
+        self._decodes, self._prefills = (
+            {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
         )
         self._pieces: dict[tuple[int, int, bool], _Piece] = {}
 
@@ -328,8 +338,7 @@ class StepSurface:
         """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
         if self._of_means or cell.name not in self._decodes:
             return math.inf
-        p10, p90 = self._ratios(0.0, cell.requests)
-        return (p90 - p10) / (2.0 * NORMAL_P90 * math.sqrt(self._decodes[cell.name].rows)) or math.inf
+        return _scatter(self._ratios(0.0, cell.requests)) / math.sqrt(self._decodes[cell.name].rows) or math.inf
 
 
 def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
@@ -343,6 +352,24 @@ def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
             mean, count = (before * many + mean * count) / (many + count), many + count
         pools.append((mean, count, off))
     return [mean for mean, count, _ in pools for _ in range(count)]
+
+
+def _scatter(ratios: Ratios) -> float:
+    """Standard deviation of the steps of a stratum, of which eight in ten are between these ratios."""
+    return (ratios[1] - ratios[0]) / (2.0 * NORMAL_P90)
+
+
+def _misfit(kinds: Sequence[Mapping[str, _Seen]], noise: float) -> float:
+    """Variance of l_c from what the other cells beside say, without that of its rows."""
+    total = apart = 0.0
+    for kind in kinds:
+        for name, each in kind.items():
+            others = [other for key, other in kind.items() if key != name]
+            total += each.share
+            apart += each.share * (
+                (each.log_ratio - _beside(others, each.requests, each.tokens)) ** 2 - noise / each.rows
+            )
+    return max(apart / total, 0.0) if total else 0.0
 
 
 def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:

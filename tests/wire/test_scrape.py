@@ -58,6 +58,6 @@ def test_what_pages_alone_taught_survives_a_restart(tmp_path):
         with running_sidecar(tmp_path, **settings) as sidecar:
             eventually(lambda: sidecar.pipeline.joiner.emitters_held == 1)
         known = sidecar.pipeline.joiner.config_ids()
-    with running_sidecar(tmp_path) as again:
+    with running_sidecar(tmp_path, **settings) as again:
         assert metric(again.http_port, 'tracefit_state_restored{outcome="checkpoint"}') == 1
         assert again.pipeline.joiner.config_ids() == known

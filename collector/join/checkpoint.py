@@ -88,6 +88,9 @@ class Calibration(msgspec.Struct):
     """The step at which the next row begins."""
     unix_ns: Natural
     """When that step began."""
+    has_summaries: bool = False
+    has_exact_context: bool = False
+    """Whether its steps were told, and their context: until it is heard of again, that is its quality."""
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
@@ -100,6 +103,8 @@ class Calibration(msgspec.Struct):
             warmed_up=process.warm_up.over,
             emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
+            has_summaries=process.has_summaries,
+            has_exact_context=process.has_exact_context,
         )
 
     def restore(self, engine: Engine) -> None:
@@ -109,6 +114,7 @@ class Calibration(msgspec.Struct):
         process.votes, process.window.base = self.votes, self.emitted_to + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
         process.warm_up.over = self.warmed_up
+        process.has_summaries, process.has_exact_context = self.has_summaries, self.has_exact_context
 
 
 class EmitterCheckpoint(msgspec.Struct):

@@ -23,7 +23,6 @@ object stores wrote below one folder, each minute into another one; the folder a
 
 from __future__ import annotations
 
-import glob
 import gzip
 import heapq
 import io
@@ -358,7 +357,11 @@ def _files(path: str) -> Sequence[str]:
     path = os.path.normpath(path) if path != STDIN else path
     if not os.path.isdir(path):  # noqa: PTH112 -- a million files as Path objects are half a gigabyte
         return [path]
-    names = [name for name in glob.iglob(f"{glob.escape(path)}/**", recursive=True) if os.path.isfile(name)]  # noqa: PTH113, PTH207
+    names: list[str] = []
+    for folder, folders, files in os.walk(path):  # a glob would follow links, in circles
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        paths = (f"{folder}/{name}" for name in files if not name.startswith("."))
+        names += filter(os.path.isfile, paths)
     if not names:
         raise StartError(f"cannot read {path}: there is no file in it")
     return sorted(names, key=lambda name: name.split("/"))  # by their folders first, as pathlib has it

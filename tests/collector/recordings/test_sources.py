@@ -55,6 +55,8 @@ def test_a_directory_is_every_file_in_it_once_but_for_hidden_ones(tmp_path):
     (tmp_path / ".git").mkdir()
     for name in ("deep/a.pb", "b.pb", ".hidden", ".git/c.pb"):
         (tmp_path / name).write_bytes(delimited(*EXPORTS))
+    for name in ("here", "deep/up"):
+        (tmp_path / name).symlink_to(tmp_path)
     recordings = open_recordings([tmp_path, tmp_path / "b.pb"], print)
     assert len([*merged(recordings)]) == 2 * len(EXPORTS)
     assert [str(one.path.relative_to(tmp_path)) for one in recordings] == ["b.pb", "deep/a.pb"]

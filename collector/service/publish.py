@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -35,7 +34,8 @@ WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
 TOLD_MAX = 1000
-"""Pieces of news that are remembered."""
+"""Pieces of news that are over, and still remembered."""
+_Key = tuple[object, ...]
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 _log = logging.getLogger(__name__)
@@ -118,26 +118,31 @@ class StatusChanges:
 
     def __init__(self, verdict_of: VerdictOf) -> None:
         self._verdict_of = verdict_of
-        self._told: deque[tuple[object, ...]] = deque(maxlen=TOLD_MAX)
+        self._told: dict[_Key, None] = {}
+        """What the last snapshot said, and of what was said before the newest."""
 
     def skip(self, snapshot: Snapshot) -> None:
         """The process before has told of this."""
         for config in snapshot.configs:
-            self._told.extend(_news(self._verdict_of(snapshot, config), config.config_id, 0))
+            self._told |= dict.fromkeys(_news(self._verdict_of(snapshot, config), config.config_id, 0))
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that was not told yet."""
+        said: dict[_Key, None] = {}
         for config in snapshot.configs:
             verdict = self._verdict_of(snapshot, config)
             for key, text in _news(verdict, config.config_id, snapshot.created_unix_nano).items():
+                said[key] = None
                 if key not in self._told:
-                    self._told.append(key)
+                    self._told[key] = None
                     _log.warning("%s: %s", name_of(config), text, extra=REPORT_ONCE)
+        over = [key for key in self._told if key not in said]
+        self._told = dict.fromkeys(over[-TOLD_MAX:]) | said
 
 
-def _news(verdict: Verdict, config_id: str, now_unix_nano: int) -> dict[tuple[object, ...], str]:
+def _news(verdict: Verdict, config_id: str, now_unix_nano: int) -> dict[_Key, str]:
     """What there is to tell of a configuration, by what makes it another piece of news."""
-    news: dict[tuple[object, ...], str] = {}
+    news: dict[_Key, str] = {}
     if verdict.change is not None:
         change = verdict.change
         news[config_id, change.since_unix_nano, change.term] = change.text(now_unix_nano)

@@ -93,6 +93,12 @@ def test_a_doubt_is_told_when_it_comes_not_when_its_numbers_move(log):
     assert log(config()) == []
 
 
+def test_what_many_configurations_say_is_told_once_however_many_they_are(log):
+    many = [config(f"{number:012x}", doubts=["sampled"]) for number in range(1_200)]
+    assert len(log(*many)) == 1_200
+    assert log(*many) == []
+
+
 def test_a_verdict_that_raises_is_counted_and_the_snapshot_is_published_all_the_same():
     source, metrics, made = CountingProcessor(), Metrics(CollectorRegistry()), cases.snapshot(config())
     source.snapshot = lambda *_, **__: made

@@ -258,9 +258,10 @@ def _entries_of(path: Path, first: int, stop: int) -> Iterator[Export]:
         payload, end = at + _HEAD.size + meta_bytes, at + _CHECKED + length
         if expected <= number < min(stop, expected + _AHEAD_MAX) and payload <= end <= len(data):
             if zlib.crc32(memoryview(data)[at + _CHECKED : end]) == checksum:
-                peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(data[at + _HEAD.size : payload])
-                yield Export(data[payload:end], peer, transport, spans, "", number, arrived_unix_ns)
-                expected, at = number + 1, data.find(_MARK, end)
-                continue
+                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # a sender's bytes, behind damage
+                    peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(data[at + _HEAD.size : payload])
+                    yield Export(data[payload:end], peer, transport, spans, "", number, arrived_unix_ns)
+                    expected, at = number + 1, data.find(_MARK, end)
+                    continue
             misses += 1
         at = data.find(_MARK, at + 1)

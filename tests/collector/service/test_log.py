@@ -2,6 +2,8 @@
 
 import errno
 import random
+import struct
+import zlib
 
 import pytest
 
@@ -119,6 +121,19 @@ def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
         again = opened(directory)
         assert list(again.entries(1))[:-1] == found, f"what comes later lies behind: {seed}"
         again.close()
+
+
+@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x94\xa1\xff\xa1b\x01\x01"])
+def test_an_entry_that_a_sender_made_up_inside_of_its_own_ends_no_start(tmp_path, meta):
+    log, checked = opened(tmp_path), struct.pack("<QH", 2, len(meta)) + meta
+    forged = b"\xf1tf\x01" + struct.pack("<II", len(checked), zlib.crc32(checked)) + checked
+    first, _, third = [log.append(export(n)._replace(payload=b"x" + forged)) for n in (1, 2, 3)]
+    log.close()
+    (path,) = segments(tmp_path)
+    entries = path.read_bytes().split(b"x" + forged)
+    path.write_bytes((b"x" + forged).join(entries[:2]) + b"?" + forged + entries[2] + b"x" + forged)
+    again = opened(tmp_path)
+    assert (list(again.entries(1)), again.lost_entries) == ([first, third], 1)
 
 
 class Trouble(SystemFiles):

@@ -153,7 +153,8 @@ class Directory:
             self._close()
 
     def _read(self) -> str:
-        return os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
+        text = os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
+        return text.partition("\n")[0].strip()  # earlier versions padded it, with more behind
 
     def _close(self) -> None:
         os.close(self._descriptor)

@@ -80,6 +80,10 @@ def test_the_next_process_learns_who_was_killed_before_it(tmp_path):
     after.take()
     assert after.killed == "", "the one before stopped in order"
     after.release()
+    (tmp_path / "after" / LOCK_NAME).write_bytes(b" " * 1024)
+    after.take()
+    assert after.killed == "", "one of a version that padded what it said"
+    after.release()
 
 
 @pytest.mark.parametrize(

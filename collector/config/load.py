@@ -47,7 +47,7 @@ _RECEIVING: Final = (
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
-_AT: Final = re.compile(r" - at `\$\.?(.*)`$", re.DOTALL)
+_AT: Final = re.compile(r" - at (?:`key` in )?`\$\.?(.*)`$", re.DOTALL)
 _KINDS: Final = {"object": "mapping", "null": "nothing", "boolean": "`true`, `false`", "string": "text"}
 _BOUNDS: Final = (("minimum", "≥"), ("exclusiveMinimum", ">"), ("maximum", "≤"), ("exclusiveMaximum", "<"))
 
@@ -227,6 +227,8 @@ def _explain(text: str) -> ConfigError:
         known = Rule.__struct_fields__ if path else _FIELDS
         where = ".".join(filter(None, (path, unknown[1] if unknown[1].isprintable() else repr(unknown[1]))))
         return ConfigError(where or "''", "unknown key" + (suggestion(unknown[1], known) or _ALL_KEYS))
+    if "`key` in `$" in text:
+        return ConfigError(path or "configuration", "a key is no text")
     values = {key.name: key.values for key in every_key()}
     name = re.sub(r"\[.*?\]", "[]", path).removesuffix("[]")
     return ConfigError(path, f"expected {values[name].replace('`', '')}" if name in values else problem)

@@ -83,7 +83,7 @@ foo: 1 | foo | unknown key; tracefit config explain lists all
 engine_max: 1 | engine_max | did you mean 'engines_max'?
 rules: [{foo: 1}] | rules[0].foo | unknown key
 '': 1 | '' | unknown key
-1: 2 |  | Expected `str`
+1: 2 | configuration | a key is no text
 "a\nb": 1 | 'a\nb' | unknown key
 rules: [{"a\n": 1}] | rules[0].'a\n' | unknown key
 listen: nowhere | listen | expected host:port

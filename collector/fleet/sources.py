@@ -46,7 +46,7 @@ Resolve = Callable[[str, int], list[str]]
 
 
 class StateSource(NamedTuple):
-    """One state, called by where it is: over HTTP, an object, or a file.
+    """One state, called by where it is: over HTTP, or a file.
 
     ``url`` is what is asked for over HTTP, at one ``address`` of several behind its name; ``problem``: why a source
     could not be looked at.

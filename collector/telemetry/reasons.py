@@ -46,7 +46,6 @@ class JoinEvent(enum.StrEnum):
     ENGINE_RESTART = "engine_restart"
     ENGINE_CONFLICT = "engine_conflict"
     ENGINE_EVICTED = "engine_evicted"
-    """Two processes at a time under one ``service.instance.id``: from here on, two engines."""
     DUPLICATE_EMITTER = "duplicate_emitter"
     OPEN_REQUESTS_EVICTED = "open_requests_evicted"
 

@@ -45,6 +45,7 @@ class PassEngine(Emitter):
         super().__init__(instance, recording, number, settings)
         self.server = ""
         self._last = -1
+        self._passed_unix_ns = 0
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
         self._warm_ups: dict[Target, WarmUp] = {}
 
@@ -75,6 +76,7 @@ class PassEngine(Emitter):
             self._last = passed.counter
             if not passed.is_empty:
                 self._passes[passed.target].append(passed)
+                self._passed_unix_ns = max(self._passed_unix_ns, passed.unix_ns)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
         self.record_arrival_at(0 if passed.recording else passed.unix_ns)
 
@@ -88,6 +90,8 @@ class PassEngine(Emitter):
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows since the last call; those of a young process are held until its pace is known."""
         out = []
+        # heartbeats say that the engine is idle
+        idle |= self.newest_unix_ns - self._passed_unix_ns >= self._settings.idle_timeout_s * 1e9
         passes, self._passes = self._passes, defaultdict(list)
         for target in passes.keys() | self._warm_ups.keys():
             warm_up = self._warm_ups.setdefault(target, WarmUp(self._settings.warm_up_rows))

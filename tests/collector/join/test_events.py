@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from collector.config.schema import Config
@@ -126,3 +127,14 @@ def test_recorded_rows_wait_for_an_engine_that_is_not_heard_of_before_it_may_be_
     joiner.add_passes(passes_of("early", range(100), "file"))
     (rows,) = rows_of(joiner)
     assert rows.end_ns[-1] <= T0_NS + 79 * 10**9
+
+
+def test_the_few_passes_of_an_engine_that_sends_heartbeats_from_then_on_are_learned():
+    joiner, idle_s = Joiner(Config()), int(Config().idle_timeout_s)
+    joiner.add_passes(passes_of("engine", range(40)))
+    heartbeats = [msgspec.structs.replace(each, decode_requests=0) for each in passes_of("engine", range(40, 90))]
+    joiner.add_passes(heartbeats[: idle_s - 1])
+    assert not rows_of(joiner)
+    joiner.add_passes(heartbeats[idle_s - 1 :])
+    (rows,) = rows_of(joiner)
+    assert len(rows) == 40

@@ -89,8 +89,11 @@ class Calibration(msgspec.Struct):
     unix_ns: Natural
     """When that step began."""
     has_summaries: bool = False
+    has_journeys: bool = False
     has_exact_context: bool = False
-    """Whether its steps were told, and their context: until it is heard of again, that is its quality."""
+    """Whether its steps were told, its journeys, and the steps' context: what its rows are made from."""
+    longest_run_ns: Natural = 0
+    """Of the requests that ended: others may run for as long that are not heard of."""
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
@@ -104,7 +107,9 @@ class Calibration(msgspec.Struct):
             emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
             has_summaries=process.has_summaries,
+            has_journeys=process.has_journeys,
             has_exact_context=process.has_exact_context,
+            longest_run_ns=process.longest_run_ns,
         )
 
     def restore(self, engine: Engine) -> None:
@@ -114,14 +119,15 @@ class Calibration(msgspec.Struct):
         process.votes, process.window.base = self.votes, self.emitted_to + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
         process.warm_up.over = self.warmed_up
-        process.has_summaries, process.has_exact_context = self.has_summaries, self.has_exact_context
+        process.has_summaries, process.has_journeys = self.has_summaries, self.has_journeys
+        process.has_exact_context, process.longest_run_ns = self.has_exact_context, self.longest_run_ns
 
 
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``since_caller`` an API process's;
-    ``server`` is whom a page or passes are of.
+    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share``, ``since_caller`` and ``longest_ns`` an API
+    process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -134,6 +140,8 @@ class EmitterCheckpoint(msgspec.Struct):
     duplicate_of: str = ""
     trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     since_caller: Natural = 0
+    longest_ns: Natural = 0
+    front_ends: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)] = 1
     server: str = ""
 
     @classmethod
@@ -148,7 +156,10 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.duplicate_of = emitter.duplicate_of.instance if emitter.duplicate_of is not None else ""
             case ApiProcess():
                 kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
-            case PageEngine() | PassEngine():
+                kept.longest_ns = emitter.longest_ns
+            case PageEngine():
+                kept.server, kept.front_ends = emitter.server, emitter.windows.copies
+            case PassEngine():
                 kept.server = emitter.server
         return kept
 
@@ -163,7 +174,10 @@ class EmitterCheckpoint(msgspec.Struct):
                 self.calibration.restore(emitter)
             case ApiProcess():
                 emitter.sampling.share, emitter.sampling.since_caller = self.trace_share, self.since_caller
-            case PageEngine() | PassEngine():
+                emitter.longest_ns = self.longest_ns
+            case PageEngine():
+                emitter.server, emitter.windows.copies = self.server, self.front_ends
+            case PassEngine():
                 emitter.server = self.server
         return emitter
 

@@ -1,15 +1,18 @@
 """A restart keeps how engines are read and up to when their rows left: nothing is learned twice, little is lost."""
 
+import numpy as np
 import pytest
 
 from collector.config.schema import Config
-from collector.decode import Export
-from collector.join import CheckpointError, Joiner
+from collector.decode import Export, Telemetry
+from collector.join import CheckpointError, Joiner, Rows
 from collector.telemetry import RowDrop, table
-from online import RowOutcome, Target
+from online import STEP_FEATURES, RowOutcome, Target
 from tests.support.pipelines import new_pipeline, replayed, restarted
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
+from tests.support.toy_engine import UNIX_NS
+from tests.support.toy_spans import stock_of
 
 SETTINGS = Config()
 
@@ -52,6 +55,23 @@ def test_a_configuration_is_known_at_once_after_a_restart(before):
     (known,) = before.joiner.emitters_by_config()[config_id]
     assert emitter.facts.known() == known.facts.known()
     assert emitter.snapshot().scheduling == known.snapshot().scheduling == "sync"
+
+
+def test_after_a_restart_too_rows_wait_for_requests_as_long_as_those_that_have_ended():
+    """Streams of 90 s beside answers of a second: of their batch, half would be missing."""
+    long = [(start, 90.0) for first in (10, 55) for start in np.arange(first, 400, 90.1)]
+    spans = [
+        stock_of(f"{start} {took_s}", start, prompt=100, outputs=int(50 * took_s) + 1, ttft_s=0.1, decode_s=took_s)
+        for start, took_s in [*long, *((start, 1.0) for start in np.arange(10, 400, 0.5))]
+    ]
+    joiner, is_restarted, batches = Joiner(SETTINGS), False, []
+    for span in sorted(spans, key=lambda each: each.end_unix_ns):
+        if not is_restarted and span.end_unix_ns > UNIX_NS + 195 * 10**9:
+            joiner, is_restarted = Joiner.from_checkpoint(joiner.to_checkpoint(), SETTINGS), True
+        joiner.add(Telemetry("api", {"vllm.model": "m"}, requests=[span]))
+        rows = [event.rows for event in joiner.drain() if isinstance(event, Rows) and event.target is Target.STEP_TIME]
+        batches += [rows.raw[:, STEP_FEATURES.index("decode_requests")].mean() for rows in rows if is_restarted]
+    assert np.mean(batches[:30]) == pytest.approx(4.0, abs=0.5)
 
 
 @pytest.mark.parametrize(("first_step", "pause_ns"), [(0, 0), (1, 1_800_000_000 * 10**9)])

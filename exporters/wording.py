@@ -186,8 +186,6 @@ LOSSES: dict[str, str] = {
     "log": "the log was full, or could not be written",
     "unauthenticated": "without a token that is accepted",
     "too_large": "too large",
-    "export_failed": "the receiver refused them",
-    "hook_error": "errors inside of the plugin",
     "missing_families": "a family of counters is missing",
 }
 """Why something was left out, in words, by the reasons that count it; another reason is its own word."""

@@ -115,8 +115,7 @@ DECODED_EVENTS = _counter(
     "decode_events", "Their events: understood, or left out by reason.", outcome=(ACCEPTED, *Skip)
 )
 SDK_DROPPED_EVENTS = _counter(
-    "decode_sdk_dropped_events",
-    "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there), not the producer plugin's.",
+    "decode_sdk_dropped_events", "Events the sender's SDK dropped (raise OTEL_SPAN_EVENT_COUNT_LIMIT there)."
 )
 ROWS = _counter(
     "rows",

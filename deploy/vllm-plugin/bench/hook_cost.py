@@ -133,7 +133,7 @@ def measure(requests: int, tokens_of: Callable[[int], int], steps: int, wire: st
             if wire == "fpm":
                 told.send(items, kept.lost)
             else:
-                told.request(items, kept.lost).SerializeToString()
+                told.request(items).SerializeToString()
         other = (time.thread_time_ns() - begin_ns) / steps / 1000
         if wire == "fpm":
             told.close()

@@ -281,8 +281,8 @@ def _cpu_us(scheduler: Any, steps: int) -> float:
 def _encode_only(wire: Any) -> Any:
     """Encode and throw away: nobody listens, and waiting for them is no work."""
 
-    def send(items: Any, lost: Any) -> bool:
-        return not items or bool(wire.request(items, lost).SerializeToString())
+    def send(items: Any, _lost: Any) -> bool:
+        return not items or bool(wire.request(items).SerializeToString())
 
     return send
 

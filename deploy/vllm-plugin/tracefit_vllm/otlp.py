@@ -153,11 +153,11 @@ class Spans:
         self._export = self._channel.unary_unary(METHOD)  # bytes in, bytes out
         self._error: type[Exception] = grpc.RpcError
 
-    def send(self, items: Sequence[Any], lost: Mapping[str, int]) -> bool:
+    def send(self, items: Sequence[Any], _lost: Mapping[str, int]) -> bool:
         """Send one export; False if it was refused, or nobody took it for ``GIVE_UP_S``."""
         if not items:
             return True
-        payload = self.request(items, lost).SerializeToString()
+        payload = self.request(items).SerializeToString()
         try:
             self._export(payload, timeout=GIVE_UP_S, metadata=self._settings.headers, wait_for_ready=True)
         except self._error as error:
@@ -178,7 +178,7 @@ class Spans:
 
     interrupt = close
 
-    def request(self, items: Sequence[Step | Journey], lost: Mapping[str, int]) -> ExportTraceServiceRequest:
+    def request(self, items: Sequence[Step | Journey]) -> ExportTraceServiceRequest:
         """Build one export."""
         self._chunks += 1
         request = ExportTraceServiceRequest()
@@ -187,18 +187,17 @@ class Spans:
         steps = [item for item in items if isinstance(item, Step)]
         journeys = [item for item in items if not isinstance(item, Step)]
         core = [_span("llm_core", {"gen_ai.request.id": key}, map(_event, told)) for key, told in journeys]
-        spans = {STEP_SCOPE: [self._steps_span(steps, lost)] if steps else [], CORE_SCOPE: core}
+        spans = {STEP_SCOPE: [self._steps_span(steps)] if steps else [], CORE_SCOPE: core}
         for name in filter(spans.get, spans):
             scope = resource.scope_spans.add(spans=spans[name])
             scope.scope.name, scope.scope.version = name, __version__
         return request
 
-    def _steps_span(self, steps: Sequence[Step], lost: Mapping[str, int]) -> Span:
+    def _steps_span(self, steps: Sequence[Step]) -> Span:
         about: dict[str, Value] = {
             "scheduler.span_sequence": self._chunks,
             "scheduler.step_range_start": steps[0].number,
             "scheduler.step_range_end": steps[-1].number,
-            **{f"plugin.{reason}": count for reason, count in sorted([*lost.items()])},
         }
         offset_ns = time.time_ns() - time.monotonic_ns()
         return _span(f"scheduler_steps_{self._chunks}", about, (self._fill(step, offset_ns) for step in steps))

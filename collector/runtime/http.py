@@ -38,6 +38,9 @@ LINGER_S = 1.0
 HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 1024
 HANDSHAKE_S = 2.5
+SEND_S, ANSWER_S = 0.03, 0.25
+"""How long a newcomer waits for one that may still send what it asks, and for an answer under way."""
+POLL_S = 0.01
 PAGE_TIMEOUT_S = 10.0
 """Longest wait for the bytes of a request to the pages, and longest time to send one."""
 READ_BYTES = 1 << 16
@@ -84,6 +87,7 @@ class HttpServer:
 
     The connections are bounded, from before their handshakes on. Where all places are taken, the address that holds
     most gives up its connection that waits longest for its client, and a connection is closed behind its next answer.
+    One that has just come, or is being answered, is given up only where a newcomer has waited for ``ANSWER_S``.
 
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
@@ -175,8 +179,11 @@ class HttpServer:
                     _log.warning("nobody can connect: %s", error.strerror)
                     await asyncio.sleep(1.0)  # too many open files: some are closed meanwhile
                     continue
-                if len(self._places) >= self._connections_max:
-                    self._evict()
+                try:
+                    await self._make_room()
+                except asyncio.CancelledError:
+                    newcomer.close()
+                    raise
                 place = _Connection(server, address, **self._options)
                 place.serving = asyncio.create_task(self._serve(place, newcomer))
                 self._places.add(place)
@@ -198,13 +205,18 @@ class HttpServer:
             else:
                 newcomer.close()
 
-    def _evict(self) -> None:
-        crowd = Counter(each.address for each in self._places).most_common(1)[0][0]
-        theirs = (each for each in self._places if each.address == crowd)
-        one = min(theirs, key=lambda each: (each.is_answered, each.since_s))
-        self._places.discard(one)
-        one.serving.cancel()
-        _log.warning("all %d connections are taken: those of %s give way", self._connections_max, crowd)
+    async def _make_room(self) -> None:
+        now_s = asyncio.get_running_loop().time
+        until_s = now_s() + ANSWER_S
+        while len(self._places) >= self._connections_max:
+            held = Counter(each.address for each in self._places)
+            one = min(self._places, key=lambda each: (-held[each.address], each.is_answered, each.since_s))
+            if (one.is_answered or now_s() < one.since_s + SEND_S) and now_s() < until_s:
+                await asyncio.sleep(POLL_S)
+                continue
+            self._places.discard(one)
+            one.serving.cancel()
+            _log.warning("all %d connections are taken: those of %s give way", self._connections_max, one.address)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         place = cast("_Connection", request.protocol)

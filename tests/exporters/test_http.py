@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http import HTTPStatus
 from types import SimpleNamespace
@@ -112,6 +113,22 @@ def test_a_failing_page_is_500_without_its_secrets():
             response, body = ask(client, "/")
             assert response.status == 500
             assert b"secret" not in body
+
+
+def test_more_callers_than_there_are_places_are_all_answered():
+    """Who is being answered, or has just come, keeps its place; a newcomer has the next one that becomes free."""
+
+    def answer(_):
+        time.sleep(0.02)
+        return plain(HTTPStatus.OK)
+
+    with serving({"/": answer}, connections_max=4) as server, ThreadPoolExecutor(24) as pool:
+
+        def call(_):
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port, 60)) as client:
+                return ask(client, "/")[0].status
+
+        assert set(pool.map(call, range(96))) == {200}
 
 
 def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():

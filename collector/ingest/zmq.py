@@ -33,6 +33,8 @@ first row the worker imports River, which takes seconds on a busy machine: five 
 SOCKET_BYTES = 32 << 20
 """What libzmq holds of one kind, over all connections that were configured, if no message is too large. Whoever sends
 one frame of more is no publisher, and is not listened to for ``SILENT_S``."""
+MEMORY_LOOK_S = 0.02
+"""How often it is looked at whether memory is over its limit; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
 """How long the sockets stay closed where memory is over its limit: who fills it begins anew as soon as it can."""
 SILENT_S = 60.0
@@ -40,8 +42,8 @@ SILENT_S = 60.0
 come back to whoever spoke another protocol."""
 _RECONNECT_MS = 1_000
 _TURN_S = 0.01
-HEAP_S = 0.1
-"""Between two looks at a socket; with 0, a record costs half as much again (``make bench WHAT=wires``)."""
+HEAP_LOOKS = 5
+"""Looks at memory between two at a socket; without the pause a record costs half as much again."""
 _SEQUENCE_BYTES = 8
 
 T = TypeVar("T")
@@ -254,7 +256,10 @@ class Subscriber(Generic[T]):
             if self._queued > self._feed.queue_max // 4:
                 self._notify()
             is_behind = any(subscription.is_behind for subscription in self._subscriptions)
-            await asyncio.sleep(_TURN_S if is_behind else HEAP_S)
+            for _ in range(1 if is_behind else HEAP_LOOKS):
+                await asyncio.sleep(_TURN_S if is_behind else MEMORY_LOOK_S)
+                if self._is_short():
+                    break
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""

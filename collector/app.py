@@ -139,7 +139,7 @@ class Sidecar:
             self._keeper,
             self._writer,
             self._make_discovery(clock),
-            self._make_worker(clock, on_death),
+            self._make_worker(on_death),
             self._kv,
             self._fpm,
             self._scraper,
@@ -225,7 +225,7 @@ class Sidecar:
             health=self.health,
         )
 
-    def _make_worker(self, clock: Clock, on_death: Callable[[], None]) -> Worker:
+    def _make_worker(self, on_death: Callable[[], None]) -> Worker:
         return Worker(
             self.queue,
             self.pipeline,
@@ -236,7 +236,6 @@ class Sidecar:
             drain_s=self.config.drain_s,
             health=self.health,
             metrics=self.metrics,
-            clock=clock,
             on_death=on_death,
         )
 

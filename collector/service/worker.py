@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from collector.decode import Export
-from collector.runtime import Clock, Health, Task
+from collector.runtime import Health, Task
 from collector.telemetry import Metrics, table
 
 from .durability import Durability
@@ -64,7 +64,6 @@ class Worker:
         drain_s: float,
         health: Health,
         metrics: Metrics,
-        clock: Clock,
         on_death: Callable[[], None],
     ) -> None:
         self._queue = queue
@@ -76,7 +75,6 @@ class Worker:
         self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
-        self._clock = clock
         self._behind = True
         self._abandoned = False
         self._spans_in_hand = 0

@@ -36,7 +36,6 @@ class House:
             batch_bytes=100,
             drain_s=drain_s,
             on_death=lambda: self.deaths.append(1),
-            clock=self.clock,
             **around,
         )
         self.writer = SnapshotWriter(directory, self.publisher, 3600, **around)

@@ -141,26 +141,40 @@ PAGE_FAMILIES: tuple[Family, ...] = (
 """Families about the page itself; always shown once there is a snapshot."""
 
 
+Values = Iterator[tuple[Any, ...]]
+"""A family, labels, a value, None for nothing, and a suffix, whose label stands last; of a target, without the labels
+that all of it have."""
+
+
 class _Series:
-    """The series of a page by family, in the order in which they are added; what cannot be one is withheld."""
+    """The series of a page by family, at most so many, in the order in which they are added."""
 
     def __init__(self, most: int) -> None:
         self.by_family: dict[str, dict[tuple[str, tuple[str, ...]], float]] = {family.name: {} for family in FAMILIES}
-        self.most, self.count, self.withheld = most, 0, 0
+        self.room, self.count, self.withheld = most, 0, 0
 
-    def add(self, family: str, labels: Sequence[str], value: float | None, suffix: str = "") -> None:
-        """One value, None for nothing; the value of a label that comes with its ``suffix`` stands last.
+    def add(self, values: Values) -> None:
+        """What is shown of one configuration: all of it, or nothing of it and of the next ones where there is no room.
 
         Absent beats wrong: what is not finite never leaves. Of two series with equal labels the first stays.
         """
-        series, key = self.by_family[family], (suffix, tuple(map(printable, labels)))
-        if value is None:
+        own: dict[tuple[str, tuple[str, tuple[str, ...]]], float] = {}
+        for family, labels, value, *suffix in values:
+            key = "".join(suffix), tuple(map(printable, labels))
+            if value is None:
+                continue
+            if not math.isfinite(value) or (family, key) in own or key in self.by_family[family]:
+                self.withheld += 1
+            else:
+                own[family, key] = value
+        if len(own) > self.room:
+            self.room = 0
+            self.withheld += len(own)
             return
-        if not math.isfinite(value) or key in series or self.count >= self.most:
-            self.withheld += 1
-            return
-        series[key] = value
-        self.count += 1
+        for (family, key), value in own.items():
+            self.by_family[family][key] = value
+        self.room -= len(own)
+        self.count += len(own)
 
 
 def snapshot_families(
@@ -179,8 +193,7 @@ def snapshot_families(
         values = [_config_values(config, legend)]
         if advisory is not None and config.config_id not in silent:
             values.append(_load_values(config, advisory.of(snapshot, config)))
-        for each in chain(*values):
-            series.add(*each)
+        series.add(chain(*values))
     created_s = snapshot.created_unix_nano / NS_PER_S
     page = (snapshot.generation, created_s, len(snapshot.configs), series.count, max_series, series.withheld)
     for family, value in zip(PAGE_FAMILIES, page, strict=True):
@@ -207,10 +220,6 @@ def _legends(configs: Sequence[ConfigSnapshot]) -> list[str]:
         " · ".join(name if name and often[tuple(name)] == 1 else [*name, config.config_id])
         for name, config in zip(names, configs, strict=True)
     ]
-
-
-Values = Iterator[tuple[Any, ...]]
-"""Arguments of ``_Series.add``; of a target, without the labels that all of it have."""
 
 
 def _config_values(config: ConfigSnapshot, legend: str) -> Values:

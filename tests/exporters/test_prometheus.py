@@ -2,6 +2,7 @@
 
 import math
 import subprocess
+from collections import Counter
 
 import msgspec
 import pytest
@@ -98,6 +99,17 @@ def test_the_page_never_shows_more_than_its_capacity_and_says_what_it_withheld()
         assert listed <= max_series
         assert shown["tracefit_exposition_series", frozenset()] == listed
         assert shown["tracefit_exposition_series_withheld", frozenset()] == everything - listed
+
+
+def test_a_configuration_is_shown_whole_or_not_at_all():
+    snapshot = cases.full_snapshot(4)
+
+    def by_config(max_series):
+        return Counter(dict(labels)["config"] for _, labels in series(snapshot, max_series=max_series) if labels)
+
+    every = by_config(10**6)
+    shown = by_config(max(every.values()) * 5 // 2)
+    assert shown == dict(list(every.items())[:2])
 
 
 def advice(snapshot, **kwargs):

@@ -1,20 +1,26 @@
 """A snapshot: where it comes from, and its configurations.
 
-A server may hang, send slowly or never stop sending: :func:`load` waits ``timeout_s`` for a byte, takes no body for
-longer than that, and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in the cluster.
-Redirects are not followed, so that a token reaches no other host than the one it was given for.
+A server may hang, drip or never stop sending: :func:`load` shuts the socket after ``timeout_s``, for a socket's own
+timeout begins anew with every byte, and holds at most 64 MiB. Proxies of the environment are not asked: a sidecar is in
+the cluster. Redirects are not followed, so that a token reaches no other host than the one it was given for.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
 from .changes import Diff, compared
 from .configured import Config
 from .document import parse
 from .exceptions import LoadError, checked
 from .selection import Identity, find_config, names_of
+
+if TYPE_CHECKING:
+    from socket import socket as Socket  # noqa: N812
 
 BYTES_MAX = 64 * 2**20
 _CHUNK_BYTES = 2**16
@@ -143,26 +149,46 @@ def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
     if token:
         headers["Authorization"] = f"Bearer {token}"
     connection, end_s = make(host, port, timeout=timeout_s), time.monotonic() + timeout_s
+    data = bytearray()
     try:
-        connection.request("GET", path, headers=headers)
-        with connection.getresponse() as response:
-            if response.status != _OK:
-                raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
-            data = bytearray()
-            while chunk := response.read1(_CHUNK_BYTES):
-                data += chunk
-                if len(data) > BYTES_MAX:
-                    raise LoadError(f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is")
-                if time.monotonic() > end_s:
-                    raise TimeoutError
-    except TimeoutError:
-        raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
+        connection.connect()
+        with _shut_at(end_s, connection.sock):
+            connection.request("GET", path, headers=headers)
+            with connection.getresponse() as response:
+                if response.status != _OK:
+                    raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
+                while chunk := response.read1(_CHUNK_BYTES):
+                    data += chunk
+                    if len(data) > BYTES_MAX:
+                        raise LoadError(f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is")
+        if time.monotonic() >= end_s:  # a shut socket looks like the end of the answer
+            raise TimeoutError
     except (OSError, HTTPException, ValueError) as error:
+        if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
+            raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
         said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
         raise LoadError(f"{url} cannot be asked: {said}") from None
     finally:
         connection.close()
     return bytes(data)
+
+
+@contextmanager
+def _shut_at(end_s: float, socket: Socket) -> Iterator[None]:
+    """Ends what is read of the socket meanwhile when the clock says so."""
+    import threading  # noqa: PLC0415
+
+    def shut() -> None:
+        with suppress(OSError):
+            socket.shutdown(2)  # both ways
+
+    timer = threading.Timer(end_s - time.monotonic(), shut)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _parts(url: str) -> tuple[str, str, int, str]:

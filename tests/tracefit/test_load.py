@@ -219,7 +219,13 @@ def dripping_body(page, left):
             page.wfile.write(b" ")
 
 
-@pytest.mark.parametrize("answer", [silent, dripping_body])
+def dripping_headers(page, left):
+    with contextlib.suppress(OSError):
+        while not left.wait(0.05):
+            page.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+@pytest.mark.parametrize("answer", [silent, dripping_body, dripping_headers])
 def test_a_server_that_hangs_or_drips_is_left_although_it_never_ends(answer):
     left = threading.Event()
     with serving(lambda page: answer(page, left)) as (_, url):

@@ -1,8 +1,7 @@
 """The snapshot: what readers see, schema ``tracefit.snapshot/1``.
 
-Immutable, JSON, deterministic bytes (so that an ETag over them is strong). More keys may be added within /1, none
-removed. A coefficient without data and without a prior is absent: its feature is not in the list. Never NaN, never a
-placeholder.
+Immutable, JSON, deterministic bytes. More keys may be added within /1, none removed. A coefficient without data and
+without a prior is absent: its feature is not in the list. Never NaN, never a placeholder.
 """
 
 from __future__ import annotations

@@ -262,10 +262,9 @@ def make_page_server(
 
     async def handle(request: web.BaseRequest) -> web.Response:
         status, content_type, body, headers = await asyncio.to_thread(make, request)
-        all_headers = CIMultiDict(headers)
-        if status != HTTPStatus.NOT_MODIFIED:
-            all_headers["Content-Type"] = content_type
-        response = web.Response(status=status, body=body, headers=all_headers)
+        response = web.Response(
+            status=status, body=body, headers=CIMultiDict([*headers, ("Content-Type", content_type)])
+        )
         if request.body_exists:
             response.force_close()  # a body nobody reads follows
         return response

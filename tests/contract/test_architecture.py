@@ -176,7 +176,7 @@ CLOCKS = {
     "collector/runtime/tasks.py": 2,
     "collector/ingest/otlp_http.py": 2,
     "tracefit/configured.py": 1,
-    "tracefit/loading.py": 3,
+    "tracefit/loading.py": 1,
 }
 """Who reads one, and how often: the clock that all others are handed, how long a body may inflate, a client's own."""
 

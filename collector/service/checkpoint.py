@@ -153,7 +153,10 @@ class Directory:
             self._close()
 
     def _read(self) -> str:
-        text = os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
+        try:
+            text = os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
+        except OSError:  # nobody can have said anything there, as in a named pipe
+            return ""
         return text.partition("\n")[0].strip()  # earlier versions padded it, with more behind
 
     def _close(self) -> None:

@@ -222,6 +222,8 @@ class Recording:
             if isinstance(error, NoEntryError) and not self._entries:
                 return  # no recording at all, which is said once
             self._say(f"damaged after {self.position_bytes} bytes ({error})")
+        except OSError as error:  # of the disk, which does not say of what
+            raise OSError(error.errno or 0, error.strerror or str(error), self.name) from None
 
     def _say(self, text: str) -> None:
         self._said = True

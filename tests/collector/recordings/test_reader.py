@@ -1,6 +1,8 @@
 """Recordings: told by content, merged by event time, damage survived and told."""
 
+import errno
 import gzip
+import io
 import itertools
 import random
 
@@ -99,6 +101,19 @@ def test_the_order_on_the_command_line_does_not_matter(tmp_path):
     ]
     assert orders[0] == sorted(orders[0])
     assert all(order == orders[0] for order in orders)
+
+
+def test_an_error_of_the_disk_ends_the_reading_with_the_name_of_the_file(tmp_path):
+    class Disk(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, _):
+            raise OSError(errno.EIO, "Input/output error")
+
+    with pytest.raises(OSError, match="Input/output error") as caught:
+        list(Recording(tmp_path / "a.pb", print, stream=Disk()))
+    assert caught.value.filename == str(tmp_path / "a.pb")
 
 
 def test_an_absent_file_is_one_clear_sentence(tmp_path):

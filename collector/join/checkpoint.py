@@ -28,7 +28,8 @@ from .passes import PassEngine
 MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 
-Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
+"""Up to what a sender may say a time is."""
 
 Marks = dict[Target, int]
 """By target: until when (wall clock ns) rows were emitted."""

@@ -5,6 +5,7 @@ import pytest
 
 from collector.config.schema import Config
 from collector.decode import Export, Telemetry
+from collector.decode.vocabulary import TIME_MAX
 from collector.join import CheckpointError, Joiner, Rows
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, RowOutcome, Target
@@ -90,6 +91,13 @@ def test_what_an_engine_claims_of_its_first_steps_leaves_a_checkpoint_that_all_c
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     assert after.engines.keys() == before.joiner.engines.keys()
     assert len(after.engines) == 2
+
+
+def test_the_longest_request_that_can_be_said_leaves_a_checkpoint_that_all_can_start_from(before):
+    (engine,) = before.joiner.engines.values()
+    engine.newest_process.longest_run_ns = TIME_MAX
+    after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
+    assert after.engines[engine.key].newest_process.longest_run_ns == TIME_MAX
 
 
 @pytest.mark.parametrize(

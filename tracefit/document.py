@@ -330,7 +330,7 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    if value is not None and type(value) is not int:
+    if value is not None and (type(value) is not int or abs(value) > FINITE_MAX):
         raise _BadValueError(f"expected a whole number, got {_text(value)!r}")
     return value or 0
 

@@ -244,7 +244,8 @@ class StepSurface:
             {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
             for cells in (decodes, prefill_cells)
         ]
-        noise = _scatter(self._interval.pooled) ** 2
+        scatter = _scatter(self._interval.pooled)
+        noise = scatter * scatter  # inf where a power overflows
         misfit = _misfit(kinds, noise)
         half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
         self._decodes, self._prefills = (

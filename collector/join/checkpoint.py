@@ -28,6 +28,9 @@ from .passes import PassEngine
 MARKS_MAX = 4096
 """Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 
+FRONT_ENDS_MAX = 1024
+"""A page may count anything."""
+
 Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """Up to what a sender may say a time is."""
 
@@ -142,7 +145,7 @@ class EmitterCheckpoint(msgspec.Struct):
     trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     since_caller: Natural = 0
     longest_ns: Natural = 0
-    front_ends: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)] = 1
+    front_ends: Annotated[int, msgspec.Meta(ge=1, le=FRONT_ENDS_MAX)] = 1
     server: str = ""
 
     @classmethod
@@ -159,7 +162,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
                 kept.longest_ns = emitter.longest_ns
             case PageEngine():
-                kept.server, kept.front_ends = emitter.server, emitter.windows.copies
+                kept.server, kept.front_ends = emitter.server, min(emitter.windows.copies, FRONT_ENDS_MAX)
             case PassEngine():
                 kept.server = emitter.server
         return kept

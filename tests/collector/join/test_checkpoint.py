@@ -5,10 +5,12 @@ import pytest
 
 from collector.config.schema import Config
 from collector.decode import Export, Telemetry
+from collector.decode.pages import ScrapedPage
 from collector.decode.vocabulary import TIME_MAX
 from collector.join import CheckpointError, Joiner, Rows
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, RowOutcome, Target
+from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
 from tests.support.pipelines import new_pipeline, replayed, restarted
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
@@ -98,6 +100,17 @@ def test_the_longest_request_that_can_be_said_leaves_a_checkpoint_that_all_can_s
     engine.newest_process.longest_run_ns = TIME_MAX
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     assert after.engines[engine.key].newest_process.longest_run_ns == TIME_MAX
+
+
+def test_front_ends_as_many_as_a_page_says_leave_a_checkpoint_that_all_can_start_from():
+    settings = Config(scrape=("http://a:1/metrics",))
+    joiner = Joiner(settings)
+    joiner.add_page(ScrapedPage("a", 10**18, 10**9, (SimulatedEngine().reading(),)))
+    for copies in (8, 1 << 80):
+        for page in joiner.pages.by_key.values():
+            page.windows.copies = copies
+        (page,) = Joiner.from_checkpoint(joiner.to_checkpoint(), settings).pages.by_key.values()
+        assert page.windows.copies == min(copies, 1024)
 
 
 @pytest.mark.parametrize(

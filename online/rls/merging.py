@@ -9,7 +9,7 @@ merged coefficients yet. The scale is that of the merged coefficients:
     n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
-p + 1.5 windows, and of engines that send to one sidecar, s^2 A stands in, each single step times 32: so many may share
+p + 1 windows, and of engines that send to one sidecar, s^2 A stands in, each single step times 32: so many may share
 their noise. Of those an engine counts with 16 rows. Phases belong to the stamps of a server and are taken out at their
 estimate.
 

@@ -264,7 +264,10 @@ def load_or_degrade(
 
     ``check`` raises ConfigError for what only shows when it is used (a feature set nobody knows, a missing file).
     """
-    degrades = environ.get(ENV_ON_ERROR) == "degrade"
+    said = environ.get(ENV_ON_ERROR) or "exit"
+    if said not in ("exit", "degrade"):
+        raise ConfigError(ENV_ON_ERROR, f"expected exit or degrade, got {said!r}")
+    degrades = said == "degrade"
     try:
         config = load(path, environ, profile)
         if degrades:

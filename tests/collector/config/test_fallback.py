@@ -38,6 +38,8 @@ def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defau
         given.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigError):
         load_or_degrade(given, {})
+    with pytest.raises(ConfigError, match="TRACEFIT_ON_ERROR: expected exit or degrade"):
+        load_or_degrade(given, environ | {"TRACEFIT_ON_ERROR": "degarde"})
     config, fallback = load_or_degrade(given, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
     assert config == load(None, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
     assert str(fallback).startswith("the defaults hold: ")

@@ -13,8 +13,8 @@ leaves at most 5 % of d'C^-1 d, it goes the way the typical step does, and no ot
 9, and (0.5 %)^2 b'C^-1 b. None is where a coefficient has no standard error: C is not known then. It is
 asked for where a coefficient moved, or the typical step by 5 %. Here the form errors are left out: they would hide in
 which term two snapshots differ.
-Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous:
-a new version of vLLM makes a new id.
+Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
+(a new version of vLLM makes a new id), and at last the only one left on each side.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def compared(before: Document, after: Document) -> Diff:
     old, new = list(before.configs), list(after.configs)
     pairs = _paired(old, new, lambda config: config.config_id)
     pairs += _paired(old, new, lambda config: tuple(map(config.facts.get, _MACHINE)))
+    if len(old) == len(new) == 1:
+        pairs.append((old.pop(), new.pop()))
     return Diff(
         tuple(_config_diff(*pair) for pair in pairs),
         tuple(each.config_id for each in old),

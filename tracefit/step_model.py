@@ -47,6 +47,8 @@ LEVEL_AGE_MAX_S = 10.0
 _LEVEL_MAX = 2.0
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
+_FORM_ERROR_MAX = 0.2
+"""As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _ALL = (-math.inf, math.inf)
 
 
@@ -168,12 +170,19 @@ class StepModel:
         return NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
-        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified."""
+        """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
+
+        Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
+        """
         if self.reasons or not outside:
             return not self.reasons
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())
-        return all(terms[each.name] < least or each.status == "identified" for each in self.model.coefficients)
+        return all(
+            terms[each.name] < least
+            or (each.status == "identified" and (each.form_error or 0.0) < _FORM_ERROR_MAX * each.value)
+            for each in self.model.coefficients
+        )
 
 
 # ------------------------------------------------------------------- what it stands on

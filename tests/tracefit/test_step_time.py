@@ -78,6 +78,14 @@ def test_outside_a_weak_coefficient_does_not_carry():
     assert not config.step_time(requests=40, decode_context_tokens=400_000).usable
 
 
+def test_outside_a_coefficient_that_another_load_would_move_does_not_carry():
+    config = changed(lambda t: t["models"]["portable"]["features"][2].update(form_error=0.05))
+    step, sure = (each.step_time(requests=40, decode_context_tokens=400_000) for each in (config, CONFIG))
+    assert config.step_time(requests=40, decode_context_tokens=150_000).usable
+    assert not step.usable
+    assert step.high > sure.high
+
+
 def test_the_error_of_a_sum_is_that_of_its_covariance():
     """The intercept and requests trade with each other: of 40 requests they are known well together."""
     portable = tree()["configs"][0]["targets"]["step_time"]["models"]["portable"]

@@ -55,6 +55,8 @@ def _meant(path: Path) -> str:
     """What to type in the place of what is no snapshot; empty where nobody knows."""
     if path.is_dir() and (path / SNAPSHOT_NAME).is_file():
         return f"; did you mean '{path / SNAPSHOT_NAME}'?"
+    if path.suffix == ".bin":
+        return "; a checkpoint has its coefficients in the snapshot.json beside it"
     if path.is_file() and path.suffix != ".json":
         return f"; a recording becomes one: tracefit replay {path} -o snapshot.json"
     return ""

@@ -14,7 +14,7 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
 steps that were handed over before it came. With d what a step of the batch that it met takes by ``step_time``, and e
 what the experts cost that only a step with a prompt touches, half of the requests have (prefill - b P - e) / d above
 1.5 where one is scheduled ahead, and around 1 where none is. Their own pace is no d: it has the prompts of others, too.
-Prompts that take several steps are left out. Where it is above 2.5 for three in four of the shortest third of prompts
+Prompts that take several steps are left out. Where it is above 2.5 in the median of the shortest third of prompts
 (on a page, prompts that share a step take longer), any prompt costs a time of its own, as with sparse attention, which
 coefficients of means do not have: nothing is usable. Of a page, a window in which requests ended says the same of their
 means, by their pace, for it tells of no batch, and w where it was one. Where spans tell neither, a request gets its
@@ -165,10 +165,10 @@ def prefills_wait_a_step(arrivals: Arrivals, costs: StepCosts) -> bool:
 
 
 def short_prompts_take_longer(arrivals: Arrivals, costs: StepCosts) -> bool:
-    """Whether of the shortest third of prompts three in four take longer than their tokens and a step ahead of them."""
+    """Whether the shortest third of prompts takes longer, in the median, than its tokens and a step ahead of it."""
     steps = _steps_of_prefills(arrivals, costs)
     short = steps[: len(steps) // 3]
-    return len(short) >= _REQUESTS_MIN and float(np.quantile(short, 0.25)) > _STEPS_WAITED[1]
+    return len(short) >= _REQUESTS_MIN and median_of(short) > _STEPS_WAITED[1]
 
 
 def _steps_of_prefills(arrivals: Arrivals, costs: StepCosts) -> Floats:

@@ -26,12 +26,12 @@ class Kept:
     """A publisher that keeps all it is offered."""
 
     def __init__(self):
-        self.items = []
+        self.steps = []
         self.lost = Counter()
         self.stopped = []
 
-    def enqueue(self, item):
-        self.items.append(item)
+    def enqueue(self, step):
+        self.steps.append(step)
 
     def stop(self, wait_s=1.0):
         self.stopped.append(wait_s)

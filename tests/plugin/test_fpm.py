@@ -118,7 +118,7 @@ def test_a_step_that_cannot_be_summed_up_is_a_gap_in_the_count_and_not_time_of_t
 
 
 def test_records_that_the_full_queue_drops_are_a_gap_in_the_count(listener, monkeypatch):
-    monkeypatch.setattr(publisher, "QUEUE_ITEMS", 4)
+    monkeypatch.setattr(publisher, "QUEUE_STEPS", 4)
     scheduler = scheduler_to(listener.url)
     number = connected(listener, scheduler)
     scheduler.add_request(Request("a", 5, 50))

@@ -75,7 +75,6 @@ def test_an_engine_core_is_watched_however_its_process_was_started(unpacked, rec
     assert sorted(receiver.steps()) == list(
         range(1, 19)
     )  # the last ones too: a finalizer sends them, atexit does not run there
-    assert len(receiver.spans("vllm.scheduler")) == 3
     assert len({r["service.instance.id"] for r in receiver.resources()}) == 1
     assert receiver.resources()[0]["vllm.version"] == "0.99.0"
 

@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tracefit_vllm.fpm import ForwardPasses
 from tracefit_vllm.otlp import Spans
+from tracefit_vllm.publisher import Step
 from tracefit_vllm.settings import Settings
 from tracefit_vllm.tap import Tap
 
@@ -42,12 +43,12 @@ class Keep:
     """A publisher that keeps what the other thread would send."""
 
     def __init__(self) -> None:
-        self.items: list[Any] = []
+        self.steps: list[Step] = []
         self.lost: Counter[str] = Counter()
 
-    def enqueue(self, item: Any) -> None:
-        """Keep an item."""
-        self.items.append(item)
+    def enqueue(self, step: Step) -> None:
+        """Keep a step."""
+        self.steps.append(step)
 
 
 def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
@@ -78,11 +79,8 @@ def scheduler_of(requests: int, tokens_of: Callable[[int], int]) -> Any:
     return SimpleNamespace(
         schedule=lambda: output,
         update_from_output=lambda _output, _model: None,
-        add_request=lambda _: None,
-        finish_requests=lambda *_: None,
         get_request_counts=lambda: (requests, 0),
         requests=by_id,
-        finished_req_ids=set(),
         kv_cache_manager=SimpleNamespace(
             block_pool=SimpleNamespace(num_gpu_blocks=10_001, get_num_free_blocks=lambda: 5000)
         ),
@@ -117,23 +115,23 @@ def measure(requests: int, tokens_of: Callable[[int], int], steps: int, wire: st
         tap = Tap(scheduler, told)
         tap.publisher = kept = Keep()
         drive(scheduler, 200, tap)
-        kept.items.clear()
+        kept.steps.clear()
         hooked, walls = drive(scheduler, steps, tap)
-        if kept.lost or len(kept.items) != steps:
-            raise SystemExit(f"{len(kept.items)} of {steps} steps, {dict(kept.lost)}")
+        if kept.lost or len(kept.steps) != steps:
+            raise SystemExit(f"{len(kept.steps)} of {steps} steps, {dict(kept.lost)}")
         if wire == "fpm":
             told.open()
             listener.connect(address)
             listener.subscribe(b"")
             while not listener.poll(10):
-                told.send(kept.items[:1], kept.lost)
+                told.send(kept.steps[:1], kept.lost)
         begin_ns = time.thread_time_ns()
         for at in range(0, steps, 256):
-            items = kept.items[at : at + 256]
+            chunk = kept.steps[at : at + 256]
             if wire == "fpm":
-                told.send(items, kept.lost)
+                told.send(chunk, kept.lost)
             else:
-                told.request(items).SerializeToString()
+                told.request(chunk).SerializeToString()
         other = (time.thread_time_ns() - begin_ns) / steps / 1000
         if wire == "fpm":
             told.close()

@@ -35,12 +35,12 @@ class Keep:
     """A publisher that keeps everything."""
 
     def __init__(self) -> None:
-        self.items: list[Any] = []
+        self.steps: list[Step] = []
         self.lost: Counter[str] = Counter()
 
-    def enqueue(self, item: Any) -> None:
-        """Keep an item."""
-        self.items.append(item)
+    def enqueue(self, step: Step) -> None:
+        """Keep a step."""
+        self.steps.append(step)
 
     def stop(self, wait_s: float = 0) -> None:
         """Do nothing."""
@@ -212,28 +212,24 @@ def parity(model: str) -> int:
             truths, records = run(scheduler, asynchronous)
             errors = sink.lost["hook_error"]
             if wire == "fpm":
-                told = [item[1:] for item in sink.items]
+                told = [step.batch for step in sink.steps if step.batch[0] + step.batch[3]]
                 assert len(told) == len(records)
                 differences = sum(got != want for got, want in zip(told, records, strict=True))
-                assert all(item[0] > 0 for item in sink.items)
+                assert all(step.done_ns > step.since_ns for step in sink.steps)
                 wrong += differences + errors
                 print(f"async={asynchronous} fpm: {len(told)} records, {differences} differ, {errors} hook errors")
                 continue
-            steps = [item for item in sink.items if isinstance(item, Step)]
-            rows = [dict(zip(STEP_KEYS, step_numbers(step), strict=True)) for step in steps]
+            rows = [dict(zip(STEP_KEYS, step_numbers(step), strict=True)) for step in sink.steps]
             assert len(rows) == len(truths) == 1500
             differences = sum(
                 row[key] != value for row, t in zip(rows, truths, strict=True) for key, value in t.items()
             )
-            apart_us = sorted(abs(b - step.start_ns) / 1000 for b, step in zip(begins, steps, strict=True))
+            apart_us = sorted(abs(b - step.start_ns) / 1000 for b, step in zip(begins, sink.steps, strict=True))
             within = sum(apart <= START_WITHIN_US for apart in apart_us)
             wrong += differences + errors + (within < START_SHARE * len(rows))
-            ended = [item for item in sink.items if not isinstance(item, Step)]
-            kinds = Counter(event.name for _, events in ended for event in events)
             preempted = sum(row["batch.num_preempted"] for row in rows)
             print(
-                f"async={asynchronous} otlp: {len(rows)} steps, {preempted} preemptions, "
-                f"{len(ended)} journeys ({kinds['journey.PREEMPTED']} PREEMPTED), {differences} differences, "
+                f"async={asynchronous} otlp: {len(rows)} steps, {preempted} preemptions, {differences} differences, "
                 f"{errors} hook errors; ts_start {apart_us[len(rows) // 2]:.1f} us apart in the median, "
                 f"within {START_WITHIN_US:g} us on {within} of {len(rows)} steps"
             )

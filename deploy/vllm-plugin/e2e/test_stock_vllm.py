@@ -162,10 +162,6 @@ def test_a_plain_vllm_serve_is_seen_step_by_step_and_learned_from(binaries, mode
     print(f"delay p50 {delays_s[len(delays_s) // 2]:.3f} s, p99 {delays_s[int(len(delays_s) * 0.99)]:.3f} s")
     assert delays_s[int(len(delays_s) * 0.99)] < 0.5
 
-    finished = [values for *_, name, values in recorder.events() if name == "journey.FINISHED"]
-    assert len(finished) == outcomes["200"]
-    assert {values["finish.status"] for values in finished} == {"length"}
-
     recording, snapshot = tmp_path / "otlp.pb.gz", tmp_path / "snapshot.json"
     replay(recording, snapshot)
     (config,) = json.loads(snapshot.read_text())["configs"]
@@ -206,9 +202,6 @@ def test_few_blocks_no_statistics_and_two_front_ends(binaries, model, tmp_path):
     assert [step["step.id"] for step in steps] == list(range(1, len(steps) + 1))
     preempted = sum(step["batch.num_preempted"] for step in steps)
     assert preempted > 0
-    kinds = [name for *_, name, _ in recorder.events()]
-    assert kinds.count("journey.PREEMPTED") == preempted
-    assert kinds.count("journey.FINISHED") == outcomes["200"]
     print(f"{len(steps)} steps, {preempted} preemptions")
 
 
@@ -226,8 +219,6 @@ def test_two_data_parallel_ranks_are_two_engines(binaries, model, tmp_path):
     assert ranks == {0, 1}
     for steps in by_instance.values():
         assert [step["step.id"] for step in steps] == list(range(1, len(steps) + 1))
-    finished = sum(name == "journey.FINISHED" for *_, name, _ in recorder.events())
-    assert finished == outcomes["200"]
 
 
 @pytest.mark.parametrize("mode", ["parity"])

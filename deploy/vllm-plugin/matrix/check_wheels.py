@@ -39,14 +39,12 @@ FILES: Final = (SCHEDULER, OUTPUT, POOL, MANAGER, REQUEST, CORE, PLUGINS, CHOICE
 
 SIGNATURES: Final = {
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
-    "add_request": ("self", "request"),
-    "finish_requests": ("self", "request_ids", "finished_status"),
     "get_request_counts": ("self",),
 }
 """Scheduler methods with exactly these parameters."""
 
 MEMBERS: Final = (
-    (SCHEDULER, "Scheduler", ("schedule", "shutdown", "requests", "finished_req_ids")),
+    (SCHEDULER, "Scheduler", ("schedule", "shutdown", "requests")),
     (SCHEDULER, "Scheduler", ("kv_cache_manager", "vllm_config")),
     (ASYNC, "AsyncScheduler", ()),
     (CHOICE, "SchedulerConfig", ("get_scheduler_cls", "scheduler_cls", "async_scheduling")),
@@ -56,8 +54,7 @@ MEMBERS: Final = (
     (OUTPUT, "CachedRequestData", ("num_computed_tokens", "resumed_req_ids")),
     (POOL, "BlockPool", ("num_gpu_blocks", "get_num_free_blocks")),
     (MANAGER, "KVCacheManager", ("block_pool",)),
-    (REQUEST, "Request", ("request_id", "num_prompt_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens")),
-    (REQUEST, "Request", ("status",)),
+    (REQUEST, "Request", ("num_prompt_tokens", "num_computed_tokens", "num_output_tokens", "num_tokens")),
 )
 """File, class, members: methods, properties, annotated fields or attributes assigned to self."""
 

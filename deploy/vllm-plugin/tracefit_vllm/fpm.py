@@ -28,14 +28,12 @@ SCHEDULED: Final = (
     *("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens"),
     *("num_decode_requests", "sum_decode_kv_tokens"),
 )
-_IDLE: Final = (0.0, 0, 0, 0, 0, 0, 0)
-"""Seconds, the numbers of ``SCHEDULED``, and how many wait."""
+_IDLE: Final = (0.0, (0, 0, 0, 0, 0, 0))
+"""Seconds; the numbers of ``SCHEDULED``, and how many wait."""
 
 
 class ForwardPasses:
     """The records of one scheduler."""
-
-    journeys: Final = None  # it has no place for requests
 
     def __init__(self, scheduler: Any, settings: Settings) -> None:
         rank = data_parallel_rank(scheduler) or 0
@@ -77,11 +75,6 @@ class ForwardPasses:
         _, waiting = self._scheduler.get_request_counts()
         return requests, tokens, before, len(scheduled) - requests, computed - before, waiting
 
-    def row(self, step: Step) -> tuple[float, ...] | None:
-        """Put its seconds before the numbers of a step that has ended; None of an empty one."""
-        requests = step.batch[0] + step.batch[3]
-        return ((step.done_ns - step.since_ns) / 1e9, *step.batch) if requests else None
-
     # On the publisher's thread.
 
     def open(self) -> None:
@@ -101,16 +94,17 @@ class ForwardPasses:
             self.close()
             raise OSError(f"{self.address}: {error.strerror}") from None
 
-    def send(self, items: Sequence[Any], lost: Mapping[str, int]) -> bool:
-        """Publish; always True, for a publisher does not know who listens."""
+    def send(self, steps: Sequence[Step], lost: Mapping[str, int]) -> bool:
+        """Publish those that computed something; always True, for a publisher does not know who listens."""
         all_lost, now_s = sum([*lost.values()]), time.monotonic()
         self._number += all_lost - self._lost  # whoever counts the records sees how many there were
         self._lost = all_lost
-        for seconds, *scheduled, waiting in items or ([_IDLE] if now_s > self._sent_s + HEARTBEAT_S else ()):
+        told = [((step.done_ns - step.since_ns) / 1e9, step.batch) for step in steps if step.batch[0] + step.batch[3]]
+        for wall_s, (*scheduled, waiting) in told or ([_IDLE] if now_s > self._sent_s + HEARTBEAT_S else ()):
             record = {
                 **self._who,
                 "counter_id": self._number,
-                "wall_time": seconds,
+                "wall_time": wall_s,
                 "scheduled_requests": dict(zip(SCHEDULED, scheduled, strict=True)),
                 "queued_requests": {"num_prefill_requests": waiting},
             }
@@ -125,6 +119,3 @@ class ForwardPasses:
         """Close the socket; what is on its way has half a second."""
         self._socket.close()
         self._context.term()
-
-    def interrupt(self) -> None:
-        """Nothing hangs here, and a socket may be touched by its own thread alone."""

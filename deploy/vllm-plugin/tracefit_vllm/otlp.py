@@ -1,7 +1,6 @@
-"""Steps and requests over OTLP/gRPC, in the instrumented fork's names.
+"""Steps over OTLP/gRPC, in the instrumented fork's names.
 
     scope vllm.scheduler.step   span scheduler_steps_<n>, one per chunk   step.BATCH_SUMMARY
-    scope vllm.scheduler        span llm_core per request                 journey.*
 
 Prefill means "no output token yet", the fork's rule: so is the first decode step of a request under asynchronous
 scheduling, and a request that recomputes after a preemption is decode. Of n tokens scheduled for a request which had
@@ -18,9 +17,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -28,12 +27,9 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from . import __version__
 from .publisher import Step
-from .settings import LOG, Settings, Value, dig, resource_attributes
+from .settings import LOG, Settings, Value, resource_attributes
 
 STEP_SCOPE: Final = "vllm.scheduler.step"
-CORE_SCOPE: Final = "vllm.scheduler"
-_ENDS: Final = {"FINISHED_LENGTH_CAPPED": "length", "FINISHED_REPETITION": "stopped"}
-"""Names of vLLM's RequestStatus whose last word is not the fork's finish.status."""
 STEP_KEYS: Final = (
     *("step.id", "step.ts_start_ns", "step.ts_end_ns", "step.duration_us"),
     *("queue.running_depth", "queue.waiting_depth", "batch.num_prefill_reqs", "batch.num_decode_reqs"),
@@ -58,18 +54,6 @@ _RETRIES: Final = {
 """gRPC's own; the same bytes go again, so that a receiver knows a repetition by its span ids."""
 
 
-class Event(NamedTuple):
-    """An event of a span."""
-
-    name: str
-    unix_ns: int
-    attributes: dict[str, Value]
-
-
-Journey = tuple[str, list[Event]]
-"""The id of a request that was freed, and its events."""
-
-
 class Spans:
     """The exports of one scheduler."""
 
@@ -78,16 +62,12 @@ class Spans:
         self._scheduler = scheduler
         self._settings = settings
         self._resource = resource_attributes(scheduler, settings)
-        # The instrumented fork sends the same journeys itself; twice would be two requests.
-        theirs = dig(scheduler, "vllm_config.observability_config.enable_journey_tracing")
-        self.journeys = None if theirs else Journeys()
         self._summary = Span.Event(name="step.BATCH_SUMMARY")
         """Filled anew for each step: to make its attributes anew would take twice as long."""
         *self._counts, self._ratio = [self._summary.attributes.add(key=key).value for key in STEP_KEYS]
         self._prefilling: dict[str, Any] = {}
         """Requests that have been scheduled and have no output token yet."""
         self._chunks = 0
-        self._channel: Any = None
         self._warned = False
 
     # On the engine's thread.
@@ -95,8 +75,9 @@ class Spans:
     def batch(self, output: Any) -> tuple[int, ...]:
         """Sum up what was scheduled, right after ``schedule()``, in the order of ``STEP_KEYS``."""
         by_id = self._scheduler.requests
-        for request_id in output.finished_req_ids:
-            self._prefilling.pop(request_id, None)
+        for key, request in [*self._prefilling.items()]:
+            if request.num_output_tokens or key in output.finished_req_ids:
+                del self._prefilling[key]
         scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
         context = total + sum(output.scheduled_cached_reqs.num_computed_tokens)
         for new in output.scheduled_new_reqs:
@@ -122,14 +103,6 @@ class Spans:
         blocks = (pool.num_gpu_blocks - 1, pool.get_num_free_blocks())  # the null block is never used
         return (*requests, *tokens, *gone, *contexts, *of_several, *blocks)
 
-    def row(self, step: Step) -> Step:
-        """Take each step that has ended as it is: an empty one, too, says that the engine waited."""
-        for request_id in [key for key, request in self._prefilling.items() if request.num_output_tokens]:
-            del self._prefilling[request_id]
-            if self.journeys is not None:
-                self.journeys.add(request_id, "FIRST_TOKEN", step.number, step.done_ns)
-        return step
-
     # On the publisher's thread.
 
     def open(self) -> None:
@@ -150,14 +123,14 @@ class Spans:
             self._channel = grpc.secure_channel(split.netloc, grpc.ssl_channel_credentials(roots), options)
         else:
             self._channel = grpc.insecure_channel(split.netloc, options)
-        self._export = self._channel.unary_unary(METHOD)  # bytes in, bytes out
+        self._export: Any = self._channel.unary_unary(METHOD)  # bytes in, bytes out
         self._error: type[Exception] = grpc.RpcError
 
-    def send(self, items: Sequence[Any], _lost: Mapping[str, int]) -> bool:
+    def send(self, steps: Sequence[Step], _lost: Mapping[str, int]) -> bool:
         """Send one export; False if it was refused, or nobody took it for ``GIVE_UP_S``."""
-        if not items:
+        if not steps:
             return True
-        payload = self.request(items).SerializeToString()
+        payload = self.request(steps).SerializeToString()
         try:
             self._export(payload, timeout=GIVE_UP_S, metadata=self._settings.headers, wait_for_ready=True)
         except self._error as error:
@@ -166,41 +139,28 @@ class Spans:
                 code = error.code().name  # type: ignore[attr-defined]
                 LOG.warning("tracefit: %s takes no telemetry (%s); said once, serving goes on", self.address, code)
             return False
-        except ValueError:  # the channel was closed meanwhile: the engine is stopping
-            return False
         return True
 
     def close(self) -> None:
-        """Close the connection, from any thread; a call that hangs ends, which is nobody's fault."""
-        self._warned = True
-        if self._channel is not None:
-            self._channel.close()
+        """Close the connection."""
+        self._channel.close()
 
-    interrupt = close
-
-    def request(self, items: Sequence[Step | Journey]) -> ExportTraceServiceRequest:
-        """Build one export."""
+    def request(self, steps: Sequence[Step]) -> ExportTraceServiceRequest:
+        """Build one export: a span that lasts from its first step to its last."""
         self._chunks += 1
         request = ExportTraceServiceRequest()
         resource = request.resource_spans.add()
-        _set(resource.resource, self._resource)
-        steps = [item for item in items if isinstance(item, Step)]
-        journeys = [item for item in items if not isinstance(item, Step)]
-        core = [_span("llm_core", {"gen_ai.request.id": key}, map(_event, told)) for key, told in journeys]
-        spans = {STEP_SCOPE: [self._steps_span(steps)] if steps else [], CORE_SCOPE: core}
-        for name in filter(spans.get, spans):
-            scope = resource.scope_spans.add(spans=spans[name])
-            scope.scope.name, scope.scope.version = name, __version__
-        return request
-
-    def _steps_span(self, steps: Sequence[Step]) -> Span:
-        about: dict[str, Value] = {
-            "scheduler.span_sequence": self._chunks,
-            "scheduler.step_range_start": steps[0].number,
-            "scheduler.step_range_end": steps[-1].number,
-        }
+        for key, value in self._resource.items():
+            _set(resource.resource.attributes.add(key=key).value, value)
+        scope = resource.scope_spans.add()
+        scope.scope.name, scope.scope.version = STEP_SCOPE, __version__
+        span = scope.spans.add(trace_id=os.urandom(16), span_id=os.urandom(8), name=f"scheduler_steps_{self._chunks}")
         offset_ns = time.time_ns() - time.monotonic_ns()
-        return _span(f"scheduler_steps_{self._chunks}", about, (self._fill(step, offset_ns) for step in steps))
+        for step in steps:
+            span.events.append(self._fill(step, offset_ns))
+        span.start_time_unix_nano = span.events[0].time_unix_nano
+        span.end_time_unix_nano = span.events[-1].time_unix_nano
+        return request
 
     def _fill(self, step: Step, unix_minus_mono_ns: int) -> Span.Event:
         """Fill the one event with a step, at the end of ``schedule()``; whoever keeps it copies it."""
@@ -211,54 +171,6 @@ class Spans:
         return self._summary
 
 
-class Journeys:
-    """The requests of one scheduler on their way: vLLM's request and its events.
-
-    QUEUED, SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED are gathered from outside. Arrivals and aborts are told by
-    their methods, the rest by the scheduler's state after ``schedule()`` and ``update_from_output()``. A journey leaves
-    as one span when the request is freed.
-    """
-
-    def __init__(self) -> None:
-        self._open: dict[str, tuple[Any, list[Event]]] = {}
-
-    def queued(self, request: Any, step: int, ts_ns: int) -> None:
-        """A request was added. One that is already open continues (a streaming session's next input)."""
-        if request.request_id not in self._open:
-            self._open[request.request_id] = request, []
-            self.add(request.request_id, "QUEUED", step, ts_ns)
-
-    def scheduled(self, output: Any, step: int, ts_ns: int) -> None:
-        """A batch was made: first the preempted, then those that went from waiting to running."""
-        for request_id in output.preempted_req_ids or ():
-            self.add(request_id, "PREEMPTED", step, ts_ns)
-        for new in output.scheduled_new_reqs:
-            self.add(new.req_id, "SCHEDULED", step, ts_ns)
-        for request_id in output.scheduled_cached_reqs.resumed_req_ids:
-            self.add(request_id, "SCHEDULED", step, ts_ns)
-
-    def finished(self, request_ids: set[str], step: int, ts_ns: int) -> Iterator[Journey]:
-        """Close the journeys among these requests, freed since the last ``schedule()``; known ones are passed over."""
-        for request_id in self._open.keys() & request_ids:
-            name = self._open[request_id][0].status.name
-            end = _ENDS.get(name) or name.rpartition("_")[2].lower()
-            self.add(request_id, "FINISHED", step, ts_ns, {"finish.status": end})
-            yield request_id, self._open.pop(request_id)[1]
-
-    def add(self, request_id: str, kind: str, step: int, ts_ns: int, more: dict[str, Value] | None = None) -> None:
-        """Append an event with the request's present counts, if the request is followed."""
-        if request_id in self._open:
-            request, events = self._open[request_id]
-            attributes: dict[str, Value] = {
-                "ts.monotonic_ns": ts_ns,
-                "scheduler.step": step,
-                "prefill.total_tokens": request.num_prompt_tokens,
-                "decode.done_tokens": request.num_output_tokens,
-                **(more or {}),
-            }
-            events.append(Event(f"journey.{kind}", time.time_ns(), attributes))
-
-
 def step_numbers(step: Step) -> tuple[Any, ...]:
     """What is told of one step, in the order of ``STEP_KEYS``."""
     number, start_ns, end_ns, output_ns, done_ns, batch, _ = step
@@ -267,31 +179,11 @@ def step_numbers(step: Step) -> tuple[Any, ...]:
     return number, start_ns, end_ns, (end_ns - start_ns) // 1000, *batch, output_ns, done_ns, usage
 
 
-def _event(told: Event) -> Span.Event:
-    event = Span.Event(name=told.name, time_unix_nano=told.unix_ns)
-    _set(event, told.attributes)
-    return event
-
-
-def _span(name: str, attributes: Mapping[str, Value], events: Iterable[Span.Event]) -> Span:
-    """Make a span that lasts from its first event to its last; the events are copied."""
-    span = Span(trace_id=os.urandom(16), span_id=os.urandom(8), name=name, kind=Span.SPAN_KIND_INTERNAL)
-    _set(span, attributes)
-    for event in events:
-        span.events.append(event)
-    span.start_time_unix_nano = span.events[0].time_unix_nano
-    span.end_time_unix_nano = span.events[-1].time_unix_nano
-    return span
-
-
-_FIELD: Final = {bool: "bool_value", int: "int_value", float: "double_value"}
-
-
-def _set(message: Any, attributes: Mapping[str, Value]) -> None:
-    """Add attributes to a resource, a span or an event."""
-    add = message.attributes.add
-    for key, value in attributes.items():
-        if isinstance(value, str):
-            add(key=key).value.string_value = value.encode("utf-8", "replace").decode()
-        else:
-            setattr(add(key=key).value, _FIELD[type(value)], value)
+def _set(told: Any, value: Value) -> None:
+    """Set the value of an attribute."""
+    if isinstance(value, str):
+        told.string_value = value.encode("utf-8", "replace").decode()
+    elif isinstance(value, bool):
+        told.bool_value = value
+    else:
+        told.int_value = value

@@ -1,7 +1,7 @@
 """The queue between the engine's thread and the one that sends.
 
 The engine's thread only appends to a deque, which the interpreter makes atomic; there is no lock and no wake-up to pay
-for. The other thread starts with the first item, hence after vLLM's own forks and never in a process without a
+for. The other thread starts with the first step, hence after vLLM's own forks and never in a process without a
 scheduler. What does not get through is dropped and counted by reason.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from .settings import LOG
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
     Wire: TypeAlias = ForwardPasses | Spans
 
-QUEUE_ITEMS: Final = 20_000
-"""A minute of 300 steps a second; an item is below 1 kB."""
-CHUNK_ITEMS: Final = 256
+QUEUE_STEPS: Final = 20_000
+"""A minute of 300 steps a second; a step is below 1 kB."""
+CHUNK_STEPS: Final = 256
 INTERVAL_S: Final = 0.1
 STOP_S: Final = 1.0
-"""How long a stopping engine waits for the last items."""
+"""How long a stopping engine waits for the last steps."""
 
 
 class Step(NamedTuple):
@@ -45,19 +45,19 @@ class Publisher:
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
-        # Full: the oldest item leaves. A learner gains more from what is new, and the rest stays consecutive.
-        self._queue: deque[Any] = deque(maxlen=QUEUE_ITEMS)
+        # Full: the oldest step leaves. A learner gains more from what is new, and the rest stays consecutive.
+        self._queue: deque[Step] = deque(maxlen=QUEUE_STEPS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.lost: Counter[str] = Counter()
 
-    def enqueue(self, item: Any) -> None:
-        """Queue an item; when full the oldest is dropped and counted. The first item starts the thread."""
+    def enqueue(self, step: Step) -> None:
+        """Queue a step; when full the oldest is dropped and counted. The first one starts the thread."""
         if self._stopping.is_set():
             return
-        if len(self._queue) == QUEUE_ITEMS:
+        if len(self._queue) == QUEUE_STEPS:
             self.lost["queue_full"] += 1
-        self._queue.append(item)
+        self._queue.append(step)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tracefit", daemon=True)
             self._thread.start()
@@ -65,12 +65,9 @@ class Publisher:
     def stop(self, wait_s: float = STOP_S) -> None:
         """Let the thread send what is queued and end; wait no longer than this. May be called again."""
         self._stopping.set()
-        thread = self._thread
-        if thread is None or thread is threading.current_thread() or not wait_s:
-            return
-        thread.join(wait_s)
-        if thread.is_alive():
-            self._wire.interrupt()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(wait_s)
 
     def _run(self) -> None:
         try:
@@ -87,10 +84,10 @@ class Publisher:
     def _flush(self) -> None:
         began = time.monotonic()
         while True:
-            items = [self._queue.popleft() for _ in range(min(len(self._queue), CHUNK_ITEMS))]
-            sent = self._wire.send(items, self.lost)
+            steps = [self._queue.popleft() for _ in range(min(len(self._queue), CHUNK_STEPS))]
+            sent = self._wire.send(steps, self.lost)
             if not sent:
-                self.lost["export_failed"] += len(items)
+                self.lost["export_failed"] += len(steps)
             late = self._stopping.is_set() and (not sent or time.monotonic() > began + STOP_S)
             if late or not self._queue:
                 return

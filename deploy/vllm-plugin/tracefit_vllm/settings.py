@@ -24,7 +24,7 @@ DEFAULT_ENDPOINT: Final = "tcp://127.0.0.1:20380"
 _ENDPOINT: Final = re.compile(
     r"(?P<scheme>tcp|https?)://(?P<host>\[[0-9a-fA-F:.]+\]|[^\s/:@]+)(:(?P<port>\d{1,5}))?(/.*)?"
 )
-Value = str | bool | int | float
+Value = str | bool | int
 
 
 class SettingError(ValueError):

@@ -5,7 +5,7 @@ got. Nothing blocks: the queue is bounded, and full means dropped and counted. E
 ``ERRORS_MAX`` errors none does anything any more, with one line in the log.
 
     schedule()            entry = ts_start, return = ts_end     the batch is summed up and waits
-    update_from_output()  entry = ts_output, return = ts_done   it leaves with both; first tokens, ends
+    update_from_output()  entry = ts_output, return = ts_done   it leaves with both
 
 Under asynchronous scheduling the next batch is scheduled before the output of one comes, so several wait.
 """
@@ -39,7 +39,7 @@ def guarded(tap: Tap | None, hook: Callable[..., None], *args: Any) -> None:
 
 
 class Tap:
-    """Watches a scheduler of vLLM's, on the engine's thread, and tells its steps and requests over a wire."""
+    """Watches a scheduler of vLLM's, on the engine's thread, and tells its steps over a wire."""
 
     def __init__(self, scheduler: Any, wire: Wire) -> None:
         self.is_on = True
@@ -57,8 +57,6 @@ class Tap:
         if len(self._in_flight) == IN_FLIGHT_MAX:
             del self._in_flight[next(iter(self._in_flight))]  # whose output never came
         self._in_flight[id(output)] = output, self._step, start_ns, end_ns, self._wire.batch(output)
-        if self._wire.journeys is not None:
-            self._wire.journeys.scheduled(output, self._step, end_ns)
 
     def updated(self, output: Any, output_ns: int) -> None:
         """``update_from_output()`` was called with this at this time and has returned."""
@@ -70,21 +68,7 @@ class Tap:
             return  # it could not be summed up, or was pushed out
         _, number, start_ns, end_ns, batch = told
         since_ns = free_ns if was_busy else max(start_ns, free_ns)
-        row = self._wire.row(Step(number, start_ns, end_ns, output_ns, done_ns, batch, since_ns))
-        if row is not None:
-            self.publisher.enqueue(row)
-        self.requests_freed(number, done_ns)
-
-    def request_added(self, request: Any) -> None:
-        """``add_request()`` has returned."""
-        if self._wire.journeys is not None:
-            self._wire.journeys.queued(request, self._step, time.monotonic_ns())
-
-    def requests_freed(self, step: int = 0, ts_ns: int = 0) -> None:
-        """Requests may have ended, with the output of a step or because ``finish_requests()`` has returned."""
-        if self._wire.journeys is not None and (freed := self._scheduler.finished_req_ids):
-            for journey in self._wire.journeys.finished(freed, step or self._step, ts_ns or time.monotonic_ns()):
-                self.publisher.enqueue(journey)
+        self.publisher.enqueue(Step(number, start_ns, end_ns, output_ns, done_ns, batch, since_ns))
 
     def failed(self, where: str) -> None:
         """Count an error inside a hook; called from an except block."""
@@ -145,16 +129,6 @@ def traced(base: Any) -> Any:
             output_ns = time.monotonic_ns()
             result = super().update_from_output(scheduler_output, *args, **kwargs)
             guarded(self._tracefit, Tap.updated, scheduler_output, output_ns)
-            return result
-
-        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-            result = super().add_request(request, *args, **kwargs)
-            guarded(self._tracefit, Tap.request_added, request)
-            return result
-
-        def finish_requests(self, *args: Any, **kwargs: Any) -> Any:
-            result = super().finish_requests(*args, **kwargs)
-            guarded(self._tracefit, Tap.requests_freed)
             return result
 
         def shutdown(self, *args: Any, **kwargs: Any) -> Any:

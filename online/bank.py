@@ -19,7 +19,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -76,7 +75,6 @@ class Configuration:
         """Its models may start from these coefficients."""
         self.priors = priors
         for target, state in self.targets.items():
-            state.changes += 1
             for learner in state.models.values():
                 if (prior := priors.get((target.value, learner.features.name, learner.features.names))) is not None:
                     learner.take_prior(prior)
@@ -104,7 +102,6 @@ class Bank:
         self.refused: OrderedDict[str, int] = OrderedDict()
         self._known: OrderedDict[str, Configuration] = OrderedDict()
         self.pool = DonorPool()
-        self._told: WeakKeyDictionary[TargetState, tuple[tuple[int, int], TargetSnapshot | None]] = WeakKeyDictionary()
 
     # ---------------------------------------------------------------- rows in
 
@@ -186,7 +183,6 @@ class Bank:
             known.start_from(priors)
         known.drop_outgrown(known.facts)
         for state in known.targets.values():
-            state.changes += 1
             self._add_features(config_id, state)
 
     def rename(self, old: str, new: str) -> None:
@@ -240,29 +236,14 @@ class Bank:
         """Known configurations, the one that learned least recently first."""
         return [config_id for config_id, known in self._known.items() if known.learned]
 
-    def targets(self, config_id: str, *, exact: bool = True) -> dict[str, TargetSnapshot]:
-        """What is published of a configuration now, by every row; without ``exact``, by those of full blocks."""
+    def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
+        """What is published of a configuration now, by every row; reading changes nothing."""
         by_sheet = self.prior_prediction(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._get(config_id).targets.items():
-            if (snapshot := state.flushed().snapshot() if exact else self._live(state)) is not None:
+            if (snapshot := state.flushed().snapshot()) is not None:
                 snapshots[target.value] = snapshot
         return dict(sorted(snapshots.items()))
-
-    def _live(self, state: TargetState) -> TargetSnapshot | None:
-        """What a live reader is told, kept until something changes: of a quiet target a generation costs nothing.
-
-        Reading changes nothing, so rows that wait for the end of their block are learned by a copy, which costs more
-        than all else a reader of every second asks for: only the first rows are told so.
-        """
-        watcher = state.watcher()
-        at_once = watcher is None or watcher.holding
-        version = (state.changes, len(state.cutter) if at_once else 0)
-        known, snapshot = self._told.get(state, (None, None))
-        if known != version:
-            snapshot = (state.flushed() if at_once else state).snapshot()
-            self._told[state] = version, snapshot
-        return snapshot
 
     def prior_prediction(self, config_id: str) -> TargetSnapshot | None:
         """The step time of a configuration that has no row of it yet, by its sheet; None without one."""

@@ -311,12 +311,12 @@ class Pipeline:
         self._bank.drop(config_id)
         _log.exception("configuration %s is quarantined: its learner raised", config_id)
 
-    def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool = True) -> Snapshot:
-        """What is known now, ``exact`` or without rows that would hardly be noticed; the state stays as it is."""
+    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
+        """What is known now; the state stays as it is."""
         by_config = self.joiner.emitters_by_config()
         replaced = replaced_configs(by_config, self._settings.lateness_ns)
         configs = [
-            self._config(config_id, emitters, replaced_by=replaced.get(config_id, ""), exact=exact)
+            self._config(config_id, emitters, replaced_by=replaced.get(config_id, ""))
             for config_id, emitters in sorted(by_config.items())
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
@@ -329,9 +329,7 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(
-        self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "", exact: bool = True
-    ) -> ConfigSnapshot:
+    def _config(self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "") -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         contradictions: dict[str, str] = {}
@@ -342,7 +340,7 @@ class Pipeline:
         hidden = hides_hits(quality, facts)
         heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
         shares = [emitter.span_share for emitter in heard]
-        targets = self._targets(config_id, emitters, hits_hidden=hidden, exact=exact)
+        targets = self._targets(config_id, emitters, hits_hidden=hidden)
         is_of_means = quality in (Quality.REQUESTS, Quality.METRICS)
         doubted = (Target.STEP_TIME.value, *([Target.API_QUEUEING.value] if is_of_means else []))
         share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
@@ -376,13 +374,11 @@ class Pipeline:
             replaced_by=replaced_by,
         )
 
-    def _targets(
-        self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool, exact: bool
-    ) -> dict[str, TargetSnapshot]:
+    def _targets(self, config_id: str, emitters: Sequence[Emitter], *, hits_hidden: bool) -> dict[str, TargetSnapshot]:
         targets: dict[str, TargetSnapshot] = {}
         if config_id not in self._quarantined:
             try:
-                targets = self._bank.targets(config_id, exact=exact)
+                targets = self._bank.targets(config_id)
             except Exception as error:  # noqa: BLE001 -- whatever a learner raises
                 self._quarantine(config_id, f"snapshot: {type(error).__name__}")
         step = targets.get(Target.STEP_TIME.value)

@@ -28,8 +28,6 @@ from .pipeline import Pipeline
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
 """Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
-QUIET_NS = 10_000_000_000
-"""Without anything new for so long, twice the pause of an SDK's exporter, a generation tells what the last left out."""
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
@@ -61,8 +59,6 @@ class Publisher:
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
         self._published_revision: tuple[int, ...] = (0, 0, 0, 0, 0)
-        self._tells_all = True
-        """Whether the current generation left no row out."""
         self._made_ns = -math.inf
         self._took_ns = 0
         self._generation = 0
@@ -85,15 +81,12 @@ class Publisher:
             return
         try:
             revision = self._pipeline.revision
-            quiet = revision == self._published_revision
-            if quiet and (self._tells_all or (not final and now_ns - self._made_ns < QUIET_NS)):
-                return
-            if not (revision[0] or self._pipeline.has_prior_prediction):
+            if revision == self._published_revision or not (revision[0] or self._pipeline.has_prior_prediction):
                 return
             self._made_ns = now_ns
-            self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1, exact=final or quiet)
+            self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1)
             self._generation += 1
-            self._published_revision, self._tells_all = revision, final or quiet
+            self._published_revision = revision
             self._news.tell(self._current)
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.WRITES, 1, "generation", "failed")

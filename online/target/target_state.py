@@ -60,7 +60,6 @@ class TargetState(Stateful):
         replicas: what each of several states knew of ``watcher`` when they were merged into this one.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
         left_out: models of a state that are not configured with the same columns.
-        changes: how often something changed that a reader is told of.
     """
 
     SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "timed")
@@ -81,7 +80,6 @@ class TargetState(Stateful):
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
         self.left_out: list[str] = []
-        self.changes = 0
         self._size_blocks()
 
     def add_features(self, features: FeatureSet, prior: Prior | None = None) -> None:
@@ -125,7 +123,6 @@ class TargetState(Stateful):
         return outcome
 
     def _keep_windows(self, more: RowBlock, *, finer: bool) -> None:
-        self.changes += not finer or self.windows is not None
         self.finer |= finer
         rows = more if self.windows is None else RowBlock.concatenate([self.windows, more])
         self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
@@ -139,7 +136,6 @@ class TargetState(Stateful):
 
     def _learn_block(self, rows: RowBlock) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""
-        self.changes += 1
         self.champion, watcher, change = self._best(), self.watcher(), None
         blocks: dict[str, Design] = {}
         for name, features in self.sets.items():
@@ -181,7 +177,9 @@ class TargetState(Stateful):
     # ---------------------------------------------------------------- reading
 
     def flushed(self) -> TargetState:
-        """A copy that has learned its partial block."""
+        """A copy that has learned its partial block; itself where there is none."""
+        if not len(self.cutter):
+            return self
         copied = copy.deepcopy(self)
         copied.flush()
         # A counter must not fall, and the rest of the block may decide that this part is learned otherwise.
@@ -298,7 +296,6 @@ class TargetState(Stateful):
 
         ``engines``: whom this one and the other are named after. StateError if models of one name have other columns.
         """
-        self.changes += 1
         self.flush()
         other.flush()
         later = other.first_ns >= self.last_ns

@@ -58,7 +58,7 @@ class CountingProcessor:
     def take_counts(self) -> Counts:
         return Counts()
 
-    def snapshot(self, now_unix_nano: int, generation: int, *, exact: bool) -> Snapshot:  # noqa: ARG002
+    def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
         return Snapshot(generation=generation, created_unix_nano=now_unix_nano, tracefit_version="0", configs=[])
 
     def flush(self) -> None:

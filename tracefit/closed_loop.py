@@ -43,7 +43,7 @@ many steps each, whose stalls are in them:
     k    = sum pi_i k_(i+1)                    steps of a prefill: its chunks, and more where others fill the steps
     k V  = sum pi_i k_(i+1) s_(i+1)
     M    = (k V + (O - 1) ITL) / (k + O - 1)   any step of a request
-    rest = u² M / 2 + (1 - u²) (M - t)         what is left of the step that an arrival meets; u = t / M < 1; N > 1
+    rest = u² M / 2 + (1 - u²) (M - t)         what is left of the step that an arrival meets; u = t / M < 1
 
 **The first token** comes after k V + the longer of
 
@@ -55,8 +55,9 @@ many steps each, whose stalls are in them:
 Where shapes say no more than the coefficients do, it never comes earlier with a longer prompt, nor does ITL fall with
 N. ITL falls where a batch was measured to be faster than smaller ones.
 
-N need not be whole: between two whole numbers what is met is interpolated. It is the number a request *meets*, itself
-included; under random arrivals that is one more than the mean number in flight. Microseconds.
+N need not be whole, nor need n: between two whole n what is met is interpolated, and of N < 2 a request meets N - 1 of
+rest. N is the number a request *meets*, itself included; under random arrivals that is one more than the mean number in
+flight. Microseconds.
 
 Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
 between that of any moment and a whole step, and what is ahead is no more than one; where nobody said whether one is,
@@ -229,18 +230,7 @@ class ClosedLoop:
             slots: S'.
             turnaround_us: t.
         """
-        whole = int(in_flight)
-        at, first = self._met(work, whole, slots, turnaround_us)
-        if in_flight == whole:
-            return at, first
-        part = in_flight - whole
-        more, later = self._met(work, whole + 1, slots, turnaround_us)
-        return at.towards(more, part), ends(lambda one, two: one + part * (two - one), first, later)
-
-    def _met(self, work: Workload, in_flight: int, slots: float, turnaround_us: float) -> tuple[Met, Band]:
-        """The same of a whole number."""
-        most = min(in_flight, slots)
-        tokens = work.output - 1.0
+        most, tokens = min(in_flight, slots), work.output - 1.0
         whole = cache(lambda size: self._times(work, size, turnaround_us))
 
         def of(size: float) -> Met:
@@ -253,13 +243,15 @@ class ClosedLoop:
             life = at.k + tokens
             return in_flight * life / (life + at.away) - size
 
-        n, first = most, bisect_left(range(int(most) + 1), True, 1, key=lambda size: more(size) <= 0.0)
-        if first <= most:
-            n = 1.0 if first == 1 else first - more(first) / (more(first) - more(first - 1))
+        n, last = most, math.ceil(most)
+        first = bisect_left(range(last + 1), True, 1, key=lambda size: more(size) <= 0.0)
+        if first <= last:
+            n = 1.0 if first == 1 else min(first - more(first) / (more(first) - more(first - 1)), most)
         at, queued = of(n), (in_flight - n) / n if n == most else 0.0
+        others = min(in_flight - 1.0, 1.0)
 
         def first_token(own: float, step: float, rest_us: float) -> float:
-            return own + max(queued * (own + tokens * step) - turnaround_us, rest_us if in_flight > 1 else 0.0)
+            return own + max(queued * (own + tokens * step) - turnaround_us, others * rest_us)
 
         by_steps = ends(first_token, at.own, at.itl, (at.rest[0],) * 3)
         by_rest = ends(first_token, (at.own[0],) * 3, (at.itl[0],) * 3, at.rest)

@@ -79,7 +79,6 @@ _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_ERRORS = 4.0
-_PIECES_MAX = 65536
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 512, 8), *(math.ceil(512 * 2 ** (k / 8)) for k in range(1, 50)))
@@ -160,45 +159,33 @@ def _range(low: int, high: int) -> str:
     return f"{low}" if low == high else f"{low}-{high}"
 
 
-def piece_of(prefill_tokens: float) -> int:
-    """0 without prefill, else between which two middles the tokens lie, from 1 on; beyond the last as between them."""
-    return bisect_right(_TOKENS, prefill_tokens, 1, len(_TOKENS) - 1) if prefill_tokens > 0.0 else 0
-
-
 class _Nodes(NamedTuple):
     """T at the middles of cells: without prefill by requests; with prefill by requests (rows) and tokens (columns)."""
 
     decodes: list[float]
     prefills: list[list[float]]
 
-    def ends(self, requests: float, piece: int) -> tuple[float, float]:
-        """Values of so many requests at both ends of a piece of prefill tokens; twice the same without prefill."""
-        if not piece:
-            return (_at(_DECODE_SIZES, self.decodes, requests),) * 2
-        low, high = (_at(_SIZES, [row[end] for row in self.prefills], requests) for end in (piece - 1, piece))
-        return low, high
+    def us(self, prefill_tokens: float, requests: float) -> float:
+        """T, straight between the middles around."""
+        size = max(requests, 1.0)
+        least_us = _at(_DECODE_SIZES, self.decodes, size)
+        if prefill_tokens <= 0.0:
+            return least_us
+        after, part = _around(_SIZES, size)
+        few_us, many_us = (_at(_TOKENS, row, prefill_tokens) for row in self.prefills[after - 1 : after + 1])
+        return max(least_us, few_us + part * (many_us - few_us))
 
 
-def _at(sizes: Sequence[float], values: Sequence[float], requests: float) -> float:
-    """The line through the values at the two sizes around."""
-    size = max(requests, 1.0)
-    after = bisect_right(sizes, size, 1, len(sizes) - 1)
-    share = (size - sizes[after - 1]) / (sizes[after] - sizes[after - 1])
-    return values[after - 1] + share * (values[after] - values[after - 1])
+def _around(middles: Sequence[float], place: float) -> tuple[int, float]:
+    """The second of the two middles around a place, or of those nearest to it; how far it is between them."""
+    after = bisect_right(middles, place, 1, len(middles) - 1)
+    return after, (place - middles[after - 1]) / (middles[after] - middles[after - 1])
 
 
-class _Piece(NamedTuple):
-    """Between two middles of prefill tokens: T = max(least, base + per_token P), and the band's ends in parts of it."""
-
-    least: float
-    base: float
-    per_token: float
-    low: float
-    high: float
-
-    def us(self, prefill_tokens: float) -> float:
-        """T."""
-        return max(self.least, self.base + self.per_token * prefill_tokens)
+def _at(middles: Sequence[float], values: Sequence[float], place: float) -> float:
+    """The line through the values at the two middles around."""
+    after, part = _around(middles, place)
+    return values[after - 1] + part * (values[after] - values[after - 1])
 
 
 def together(one: Band, other: Band) -> Band:
@@ -251,42 +238,22 @@ class StepSurface:
         self._decodes, self._prefills = (
             {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
         )
-        self._pieces: dict[tuple[int, int, bool], _Piece] = {}
 
     def band(
         self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, monotone: bool = False
     ) -> Band:
         """us, low and high of a step as such steps were measured, or ``monotone``: where no T falls by chance."""
-        whole, index = int(requests), piece_of(prefill_tokens)
-        piece = self._piece(whole, index, monotone)
-        us = piece.us(prefill_tokens)
-        if requests > whole:
-            us += (requests - whole) * (self._piece(whole + 1, index, monotone).us(prefill_tokens) - us)
-        us += self.context_us * decode_context_tokens
-        return us, us * piece.low, us * piece.high
+        nodes = self._monotone if monotone else self._measured
+        us = nodes.us(prefill_tokens, requests) + self.context_us * decode_context_tokens
+        p10, p90 = self._ratios(prefill_tokens, requests)
+        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), self._wider)
+        return us, us * low, us * high
 
     @cached_property
     def rises(self) -> list[int]:
         """Numbers of requests between which times rise, up to the last that is faster than those before; or none."""
         falls = [size for size, (before, after) in enumerate(pairwise(self._monotone.decodes), 2) if after < before]
         return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
-
-    def _piece(self, requests: int, index: int, monotone: bool) -> _Piece:
-        """Each is made when it is first asked for, and so many are kept."""
-        key = requests, index, monotone
-        if key not in self._pieces:
-            if len(self._pieces) >= _PIECES_MAX:
-                self._pieces.clear()
-            self._pieces[key] = self._made(*key)
-        return self._pieces[key]
-
-    def _made(self, requests: int, index: int, monotone: bool) -> _Piece:
-        nodes = self._monotone if monotone else self._measured
-        least, (start, end) = nodes.ends(requests, 0)[0], nodes.ends(requests, index)
-        per_token = (end - start) / (_TOKENS[index] - _TOKENS[index - 1]) if index else 0.0
-        p10, p90 = self._ratios(index, requests)
-        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), self._wider)
-        return _Piece(least, start - per_token * _TOKENS[index - 1], per_token, low, high)
 
     def _ratios(self, prefill_tokens: float, requests: float) -> Ratios:
         """p10 and p90 of a stratum, or of all where it has none."""

@@ -398,7 +398,7 @@ def lab() -> None:
 )
 @click.option(
     "--leave-out",
-    type=click.Choice(["config", "gpu", "model", "quantization", "workload"]),
+    type=click.Choice(["model", "workload"]),
     help="What donors lack.",
 )
 @with_config
@@ -429,7 +429,7 @@ def lab_evaluate(
 @many("paths", "DIR")
 @json_option
 def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
-    """Pool saved states: what they know, what to measure next."""
+    """Compare the configurations of saved states: which one to measure next."""
     from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
     return compare_donors(paths, as_document=in_json)

@@ -26,11 +26,7 @@ COLUMNS = {
     "system": "system",
     "columns": "columns",
     "step_mape": "step %",
-    "step_median": "median",
-    "step_p90": "p90",
     "pearson_r": "r",
-    "prequential_mape": "preq %",
-    "gpu_time_mape": "GPU time",
     "e2e": "E2E",
     "e2e_full": "E2E full",
     "ttft": "TTFT",
@@ -41,7 +37,7 @@ COLUMNS = {
     "api_queueing_error": "API %",
 }
 """Figure of a score, and its heading; ratios are shown in per cent, except r."""
-ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing", "last": "last 30 %"}
+ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing"}
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -68,8 +64,7 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         yield "  not rows: " + ", ".join(f"{reason} {count}" for reason, count in capture.dropped_rows.items())
     if capture.cannot_derive:
         yield f"  systems that need a sheet are not here, missing: {', '.join(capture.cannot_derive)}"
-    of_columns = [{**each, "columns": f"{each['identifiable']}/{each['columns']}"} for each in capture.scores]
-    yield from tabulate(of_columns, COLUMNS)
+    yield from tabulate(capture.scores, COLUMNS)
 
 
 def _transfer(each: Transfer) -> Score:
@@ -106,9 +101,9 @@ def tabulate(scores: Sequence[Score], columns: Mapping[str, str] | None = None) 
 
 
 def _cell(name: str, value: float | str | None) -> str:
-    """A ratio in per cent; a correlation and a word as they are; a dash for what cannot be said."""
-    if isinstance(value, str):
-        return value
+    """A ratio in per cent; a correlation, a number of columns and a word as they are; a dash for what is not known."""
+    if isinstance(value, str | int):
+        return str(value)
     if value is None:
         return "-"
     return f"{value:.3f}" if name == "pearson_r" else f"{100 * value:.1f}"

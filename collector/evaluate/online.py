@@ -5,7 +5,6 @@ beginning, and what a model does not predict yet is missing from its errors and 
 
     MAPE, p95     mean and 95th percentile of |yhat - y| / y over the rows that the model predicts
     missing       share of the rows that it does not predict
-    last 30 %     MAPE over the end of each recording, where learning goes on
     macro, micro  over recordings, each counting once, and over all rows
 
 Rows of one step each are taken. ``tracefit`` is what a running one predicts the next step with, x beta F exp(level);
@@ -21,15 +20,16 @@ import msgspec
 import numpy as np
 
 from collector import __version__
+from collector.config import Config
 from collector.identity import Fact
 from collector.runtime import PrintLine
 from online import Floats, Level, RowBlock, Target
 from online.features import portable
+from online.target import TargetState
 
 from .captures import Capture
-from .systems import Score, mean, predict_ahead
+from .systems import BLOCK_ROWS, Score, design, mean
 
-LAST_SHARE = 0.3
 TRACEFIT, COEFFICIENTS = "tracefit", "tracefit beta"
 _FLOOR_US = 1e-3
 
@@ -68,8 +68,7 @@ def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineRe
             for name, predicted_us in found.items():
                 error = np.abs(predicted_us / rows.elapsed_us - 1.0)
                 errors.setdefault(name, []).append(error)
-                end = error[int((1.0 - LAST_SHARE) * len(error)) :]
-                scores.append({**_score(name, error), "last": _score(name, end)["mape"]})
+                scores.append(_score(name, error))
             cases.append(OnlineCase(name=capture.name, target=target.value, rows=len(rows), scores=scores))
     return OnlineReport(
         schema="tracefit.predict-then-learn/1",
@@ -82,10 +81,7 @@ def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineRe
 
 def _single_steps(capture: Capture, target: Target) -> RowBlock:
     """Rows of one step with a time, in the order in which they ended."""
-    delivered = capture.full.get(target)
-    if delivered is None:
-        return RowBlock.empty(target.vocabulary)
-    rows = delivered.rows
+    rows = capture.all_rows(target)
     usable = np.flatnonzero((rows.steps == 1) & (rows.elapsed_us > 0.0))
     return rows.take(usable[np.argsort(rows.end_ns[usable], kind="stable")])
 
@@ -98,16 +94,23 @@ def _score(model: str, errors: Floats) -> Score:
 
 
 def _macro(model: str, scores: Sequence[Score]) -> Score:
-    figures = {name: [score[name] for score in scores] for name in ("mape", "p95", "missing", "last")}
+    figures = {name: [score[name] for score in scores] for name in ("mape", "p95", "missing")}
     return {"model": model} | {name: mean([v for v in each if v is not None]) for name, each in figures.items()}
 
 
 def _predictions(rows: RowBlock, target: Target, facts: dict[str, Fact]) -> dict[str, Floats]:
     """Microseconds per row by each model, (n,); NaN where it does not predict."""
     shaped, plain = np.full(len(rows), np.nan), np.full(len(rows), np.nan)
-    features, level = portable(target, facts), Level()
-    for at, block, predicted_us, log_factor in predict_ahead(features, features, rows):
-        plain[at] = np.maximum(predicted_us, _FLOOR_US)
-        log_ratio = np.log(block.elapsed_us / plain[at]) - log_factor
-        shaped[at] = plain[at] * np.exp(log_factor + level.learn(block, log_ratio))
+    features, level, state = portable(target, facts), Level(), TargetState(target, Config(learners=("rls",)))
+    state.add_features(features)
+    learner = state.models[features.name]
+    for start in range(0, len(rows), BLOCK_ROWS):
+        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
+        block, numbers = design(features, part)
+        if not learner.holding and len(block):
+            at, log_factor = start + numbers, learner.log_factors(block.cell)
+            plain[at] = np.maximum(learner.predict(block), _FLOOR_US)
+            log_ratio = np.log(block.elapsed_us / plain[at]) - log_factor
+            shaped[at] = plain[at] * np.exp(log_factor + level.learn(block, log_ratio))
+        state.learn(part)
     return {TRACEFIT: shaped, COEFFICIENTS: plain}

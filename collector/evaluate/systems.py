@@ -1,9 +1,7 @@
-"""Systems learned: on a recording, frozen at the cut, and prequential over all of it.
+"""Systems learned on a recording, and frozen at the cut.
 
 The learner is the bank's default, fed in blocks of 32 rows; what is scored after the cut are the published
-coefficients, which then learn nothing more. The prequential pass is a live target: blocks of its sizes, and the one
-watch for changes of speed that all of its models share. Rows in which a system does not know a column are scored by
-nobody of that system, and counted.
+coefficients, which then learn nothing more. Rows in which a system does not know a column are not scored of it.
 
 ``SYSTEM × shape`` multiplies a prediction by the factor of each row's batch shape. ``SYSTEM × tree`` multiplies it by
 what River's Hoeffding tree, with linear models in its leaves, learns of log(y / x beta) from the columns per step: the
@@ -14,21 +12,18 @@ Reference: Domingos and Hulten, Mining high-speed data streams (KDD 2000).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from collector.config import Config
 from collector.identity import Fact
 from online import Design, Floats, Ints, RowBlock, Target, strata_of, stratum_name
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
 from online.rls import Prior, RlsLearner
-from online.target import TargetState
 
 BLOCK_ROWS = 32
-RANK_TOLERANCE = 1e-3
 SHAPE_SUFFIX, TREE_SUFFIX = " × shape", " × tree"
 NINE = (PORTABLE, *SYSTEMS)
 """The systems of the sources, in the order of tables."""
@@ -52,7 +47,7 @@ def mean(errors: Floats | list[float]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Coefficients (p,) of one system for one target, of rows that excite so many directions of its columns.
+    """Coefficients (p,) of one system for one target.
 
     ``learner``: who publishes them with bands. ``log_factor``: of rows, (n,), the log of what the prediction is
     multiplied by.
@@ -61,14 +56,13 @@ class Fit:
     system: str
     features: FeatureSet
     beta: Floats
-    identifiable: int = 0
     learner: RlsLearner | None = None
     log_factor: LogFactor | None = None
 
     @staticmethod
-    def of(learner: RlsLearner, system: str = "", identifiable: int = 0) -> Fit:
+    def of(learner: RlsLearner, system: str = "") -> Fit:
         """What a learner publishes."""
-        return Fit(system, learner.features, learner.fit.beta[: len(learner.features)], identifiable, learner)
+        return Fit(system, learner.features, learner.fit.beta[: len(learner.features)], learner)
 
     def predict(self, rows: RowBlock) -> Floats:
         """Microseconds per row, (n,); NaN where a column is not known."""
@@ -104,34 +98,19 @@ def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> R
     return learner if learner.started else None
 
 
-def identifiable(features: FeatureSet, rows: RowBlock) -> int:
-    """How many directions of the columns the rows excite: rank of the scaled columns, in relative units."""
-    x = design(features, rows)[0].x
-    scale = np.sqrt((x * x).sum(axis=0))
-    if not scale.any():
-        return 0
-    values = np.linalg.svd(x[:, scale > 0.0] / scale[scale > 0.0], compute_uv=False)
-    return int(np.count_nonzero(values > RANK_TOLERANCE * values[0]))
-
-
 def plain_name(system: str) -> str:
     """Without what its prediction is multiplied by."""
     return system.removesuffix(SHAPE_SUFFIX).removesuffix(TREE_SUFFIX)
 
 
-def build_set(system: str, target: Target, facts: dict[str, Fact]) -> FeatureSet | None:
-    """Columns of a system; None where it does not apply."""
-    plain = plain_name(system)
-    return build(plain, target, facts) if plain == system or target.vector == "beta" else None
-
-
-def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock | None) -> Fit | None:
+def fit(system: str, target: Target, facts: dict[str, Fact], rows: RowBlock) -> Fit | None:
     """A system learned on rows; None where it does not apply or could not begin."""
-    features = build_set(system, target, facts)
-    learner = None if features is None or not rows else learn(features, rows)
-    if features is None or learner is None or rows is None:
+    plain = plain_name(system)
+    features = build(plain, target, facts) if plain == system or target.vector == "beta" else None
+    learner = None if features is None else learn(features, rows)
+    if learner is None:
         return None
-    made = Fit.of(learner, system, identifiable(features, rows))
+    made = Fit.of(learner, system)
     if system.endswith(TREE_SUFFIX):
         return replace(made, log_factor=_residual_tree(made, rows), learner=None)
     if system.endswith(SHAPE_SUFFIX):
@@ -154,43 +133,3 @@ def _residual_tree(made: Fit, rows: RowBlock) -> LogFactor:
             model.learn_one(each, target)
     bound = float(np.nanmax(np.abs(left)))
     return lambda rows: np.clip([model.predict_one(each) for each in per_step_columns(rows)], -bound, bound)
-
-
-class Ahead(NamedTuple):
-    """Rows of one block by number, and what a live target predicted of them before it learned the block, (n,) each."""
-
-    numbers: Ints
-    block: Design
-    predicted_us: Floats
-    log_factor: Floats
-    """Of the batch shape."""
-
-
-def predict_ahead(watching: FeatureSet, features: FeatureSet, rows: RowBlock) -> Iterator[Ahead]:
-    """Each block before it is learned; ``watching`` looks out for changes of speed, as ``portable`` does live."""
-    state = TargetState(features.target, Config(learners=("rls",)))
-    for each in (watching, features):
-        state.add_features(each)
-    learner = {model.features.name: model for model in state.models.values()}[features.name]
-    for start in range(0, len(rows), BLOCK_ROWS):
-        part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
-        block, numbers = design(features, part)
-        if not learner.holding and len(block):
-            yield Ahead(start + numbers, block, learner.predict(block), learner.log_factors(block.cell))
-        state.learn(part)
-
-
-def prequential(system: str, facts: dict[str, Fact], rows: RowBlock) -> float | None:
-    """Mean error of all rows but the first 256, each predicted by what a live target has learned before its block.
-
-    Nothing is said of trees: no target learns them.
-    """
-    features, watching = (build_set(each, Target.STEP_TIME, facts) for each in (system, PORTABLE))
-    if features is None or watching is None or system.endswith(TREE_SUFFIX):
-        return None
-    is_shaped = float(system.endswith(SHAPE_SUFFIX))
-    errors = [
-        ape(each.predicted_us * np.exp(is_shaped * each.log_factor), each.block.elapsed_us)
-        for each in predict_ahead(watching, features, rows)
-    ]
-    return mean(np.concatenate(errors)) if errors else None

@@ -1,9 +1,9 @@
 """Leave one out: how well what others learned predicts a configuration that taught nothing, or next to nothing.
 
-For each capture, the donors are those of other configurations (``config``), models (``model``), GPUs (``gpu``),
-quantizations (``quantization``) or just the other recordings (``workload``). Its scored part is predicted with nothing
-of its own (zero-shot), and after its first 20, 100 and 300 rows. ``portable`` starts from the data sheet and from
-the overheads that donors share, the other systems from statistics pooled over donors, both as live.
+For each capture, the donors are those of other models (``model``), or just the other recordings (``workload``). Its
+scored part is predicted with nothing of its own (zero-shot), and after its first 20, 100 and 300 rows. ``portable``
+starts from the data sheet and from the overheads that donors share, the other systems from statistics pooled over
+donors, both as live.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
-from collector.identity import IDENTITY, Fact
+from collector.identity import Fact
 from collector.runtime import PrintLine
 from collector.service import hides_hits
 from online import Floats, Quality, RowBlock, Target
@@ -45,10 +45,7 @@ def group(capture: Capture, key: str) -> str:
     """What is left out together with this capture."""
     if key == "workload":
         return capture.name
-    if key in ("gpu", "quantization"):
-        return str(capture.facts.get(key, "none" if key == "quantization" else capture.name))
-    names = (*(IDENTITY if key == "config" else ("model",)), *_ARCHITECTURE)
-    known = {name: capture.facts[name] for name in names if name in capture.facts}
+    known = {name: capture.facts[name] for name in ("model", *_ARCHITECTURE) if name in capture.facts}
     return str(sorted(known.items())) if known else capture.name
 
 
@@ -56,7 +53,7 @@ def leave_one_out(
     captures: Sequence[Capture], key: str, systems: Iterable[str], tell: PrintLine
 ) -> dict[str, list[Transfer]]:
     """By left-out capture; captures without step rows, or without any donor, are not there."""
-    usable = [capture for capture in captures if STEP in capture.full and STEP in capture.learned]
+    usable = [capture for capture in captures if capture.learned(STEP)]
     out: dict[str, list[Transfer]] = {}
     for system in systems:
         donors = {capture.name: _donor(system, capture) for capture in usable}
@@ -73,19 +70,19 @@ def leave_one_out(
 
 def _donor(system: str, capture: Capture) -> Donor | None:
     features = build(system, STEP, capture.facts)
-    learner = None if features is None else learn(features, capture.full[STEP].rows)
+    learner = None if features is None else learn(features, capture.all_rows(STEP))
     return None if learner is None else donor_of(capture.name, _facts_of(capture), learner)
 
 
 def _facts_of(capture: Capture) -> dict[str, Fact]:
     """With what its telemetry hides."""
-    qualities = map(Quality, set(capture.full[STEP].rows.quality.tolist()))
+    qualities = map(Quality, set(capture.all_rows(STEP).quality.tolist()))
     return {**capture.facts, HIDES_HITS: any(hides_hits(each, capture.facts) for each in qualities)}
 
 
 def _transfer(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -> Transfer | None:
     """Score what the donors say, alone and after the first rows, beside a cold start; None if they say nothing."""
-    rows, learned = capture.scored(STEP), capture.learned[STEP]
+    rows, learned = capture.scored(STEP), capture.learned(STEP)
     start = _by_sheet(capture, features, donors) if features.name == PORTABLE else _pooled(capture, features, donors)
     if start is None or not len(rows):
         return None

@@ -75,14 +75,11 @@ def case_of(board: Board, name: str) -> Case | None:
         board.line(name, "SKIPPED", note="needs its steps, by --captures")
         return None
     (capture,) = load(otlp, list(Recording(otlp, print)), Config(), 1.0)
-    full = capture.full[Target.STEP_TIME]
-    known = np.isfinite(FEATURES.evaluate(full.rows)).all(axis=1)
-    rows, true_us = full.rows.take(known), full.true_us[known]
+    rows = capture.rows[Target.STEP_TIME]
+    rows = rows.take(np.isfinite(FEATURES.evaluate(rows)).all(axis=1))
     cut_ns = int(rows.end_ns[0] + LEARN * (rows.end_ns[-1] - rows.end_ns[0]))
     late = (rows.end_ns > cut_ns) & (rows.steps == 1)
-    scored = rows.take(late)
-    scored.elapsed_us[:] = true_us[late]
-    return Case(otlp, rows, scored, cut_ns, fit(rows.take(rows.end_ns <= cut_ns)))
+    return Case(otlp, rows, rows.take(late), cut_ns, fit(rows.take(rows.end_ns <= cut_ns)))
 
 
 def fit(rows: RowBlock | None) -> Fit | None:

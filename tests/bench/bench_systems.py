@@ -87,7 +87,7 @@ def server_of(name: str, directory: Path) -> Server:
         path = bench_gpus.sent(case, engine, "steps", directory)
         config = configured({"rules": [{"facts": {"model_config": str(model_file(case.machine.model))}}]})
         (capture,) = load(path, list(Recording(path, print)), config, 1.0)
-        rows[part] = capture.full[STEP].rows
+        rows[part] = capture.rows[STEP]
     return Server(case.kind, capture.facts, **rows)
 
 

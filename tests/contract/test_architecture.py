@@ -33,7 +33,6 @@ SIDE_DOORS = {
         "collector.fleet.service",
         "collector.fleet.pull",
     },
-    "collector/evaluate/donors.py": {"collector.fleet.pull"},
 }
 """Modules that are entered beside their room's face, by who does."""
 FACELESS = ("exporters",)

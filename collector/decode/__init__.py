@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .envelope import FIELDS_MAX, LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from .records import (
     MISSING,
     STEP_DTYPE,
@@ -17,10 +16,17 @@ from .records import (
 )
 from .spans import decode_exports, latest_unix_ns
 from .vocabulary import SpanEventKind
-from .wire import count_json_values, json_to_protobuf, parts_by_emitter
+from .wire import (
+    LARGE_BYTES,
+    SMALL_BYTES,
+    Export,
+    has_too_many_values,
+    json_to_protobuf,
+    parts_by_emitter,
+    read_span_ends,
+)
 
 __all__ = [
-    "FIELDS_MAX",
     "LARGE_BYTES",
     "MISSING",
     "SMALL_BYTES",
@@ -35,8 +41,8 @@ __all__ = [
     "SpanEventKind",
     "StepColumns",
     "Telemetry",
-    "count_json_values",
     "decode_exports",
+    "has_too_many_values",
     "json_to_protobuf",
     "latest_unix_ns",
     "parts_by_emitter",

@@ -25,7 +25,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .envelope import Export
 from .records import (
     MISSING,
     SNAPSHOT_DTYPE,
@@ -48,7 +47,7 @@ from .vocabulary import (
     read_seconds,
     scalars,
 )
-from .wire import is_too_dense
+from .wire import Export
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
 
@@ -197,17 +196,12 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
 
 
 def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
-    """One Telemetry per resource of each export, in order; what cannot be used is counted.
-
-    An export gives nothing where it does not decode, and where it would take too much memory to parse.
-    """
+    """One Telemetry per resource of each export, in order; what cannot be used is counted."""
     out: list[Telemetry] = []
     for export in exports:
         try:
-            request = None if is_too_dense(export.payload) else ExportTraceServiceRequest.FromString(export.payload)
-        except DecodeError:
-            request = None
-        if request is None:  # admission has parsed the envelope only
+            request = ExportTraceServiceRequest.FromString(export.payload)
+        except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
             out += read_spans(request, export, admit_span, counts)

@@ -26,7 +26,7 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
-from collector.decode import FIELDS_MAX, SMALL_BYTES, count_json_values, json_to_protobuf
+from collector.decode import SMALL_BYTES, has_too_many_values, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
@@ -98,7 +98,7 @@ def inflate(data: bytes, limit_bytes: int, is_wanted: Callable[[], bool] = lambd
 
 def _protobuf_of(text: bytes) -> bytes | Answer:
     """Protobuf out of JSON, or why it cannot be taken."""
-    if count_json_values(text) > FIELDS_MAX:
+    if has_too_many_values(text):
         return TOO_LARGE
     try:
         return json_to_protobuf(text)

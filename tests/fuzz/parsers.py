@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from collector.decode import Export, decode_exports, envelope, fpm, wire
+from collector.decode import Export, decode_exports, fpm, wire
 from collector.decode.kv import KvBatch, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
@@ -86,10 +86,10 @@ class Envelope(Parser):
         return [make_export(2, steps_per_span=1).SerializeToString(), two * 2, otlp.field(1, timed * 2)]
 
     def parse(self, data):
-        ends = envelope.read_span_ends(data)
-        with contextlib.suppress(wire.TooMany, IndexError, ValueError):
-            wire.walk(data, envelope.CONTAINERS, envelope.SPANS_MAX, envelope.FIELDS_MAX)
-        return not isinstance(ends, envelope.Outcome)
+        ends = wire.read_span_ends(data)
+        with contextlib.suppress(IndexError, ValueError):
+            wire.is_too_dense(data)
+        return not isinstance(ends, wire.Outcome)
 
 
 class Decode(Parser):
@@ -134,7 +134,7 @@ class Json(Parser):
             out = json_to_protobuf(data)
         except ValueError:
             return False
-        assert not isinstance(envelope.read_span_ends(out), envelope.Outcome)
+        assert not isinstance(wire.read_span_ends(out), wire.Outcome)
         return True
 
 

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from collector.decode import Export, envelope
+from collector.decode import Export, wire
 from tests.fuzz.fuzz_parsers import PARSERS, fuzz
 from tests.fuzz.parsers import CORPUS
 from tests.support import otlp_bytes as otlp
@@ -33,8 +33,8 @@ def test_a_few_hundred_damaged_inputs_do_not_crash_it(name, tmp_path, caplog):
 
 def test_a_large_export_with_a_field_without_a_number_is_no_otlp():
     """Fuzzing found this one: from 1 MiB on the fields inside of spans are counted, and this one was looked up."""
-    span = otlp.step_span([], tail=b"\x02\x01\x00" + otlp.field(30, b" " * envelope.LARGE_BYTES))
-    assert envelope.read_span_ends(otlp.export(("vllm.scheduler.step", [span]))) is envelope.Outcome.UNDECODABLE
+    span = otlp.step_span([], tail=b"\x02\x01\x00" + otlp.field(30, b" " * wire.LARGE_BYTES))
+    assert wire.read_span_ends(otlp.export(("vllm.scheduler.step", [span]))) is wire.Outcome.UNDECODABLE
 
 
 def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state():

@@ -156,25 +156,27 @@ HOSTILE = {
         "events of a byte": otlp.in_step_span(b"\x5a\x01\x00" * (FULL // 3)),
         "links": otlp.in_step_span(b"\x6a\x00" * EMPTY),
         "attributes of a span": otlp.in_step_span(b"\x4a\x00" * EMPTY),
+        "attributes of a resource": in_fields(b"\x0a\x00" * EMPTY, 1, 1),
+        "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * EMPTY)),
+        "values in a value": in_fields(b"\x0a\x00" * EMPTY, 5, 2, 1, 1, 1),
         "numbers at the top": b"\x10\x00" * EMPTY,
     },
     ("taken", Outcome.ACCEPTED): {
-        "attributes of a resource": in_fields(b"\x0a\x00" * EMPTY, 1, 1),
-        "values in a value": in_fields(b"\x0a\x00" * EMPTY, 5, 2, 1, 1, 1),
         "messages nested deeper than any parser goes": in_fields(b"", *(1,) * 5000),
     },
     ("skipped", Skip.UNKNOWN_SCOPE): {
         "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
     },
     ("skipped", Skip.UNDECODABLE): {
-        "attributes of one event": otlp.in_step_span(otlp.field(11, b"\x1a\x00" * EMPTY)),
-        "attributes behind a group": otlp.in_step_span(otlp.field(11, b"\xa3\x06\xa4\x06" + b"\x1a\x00" * (EMPTY - 9))),
         "values nested deeper than any parser goes": otlp.steps_export(
             [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
         ),
         **{f"no text as {place}": without_utf8(place) for place in PLACES},
     },
-    ("refused", Outcome.UNDECODABLE): {"no text as scope": without_utf8("scope")},
+    ("refused", Outcome.UNDECODABLE): {
+        "attributes behind a group": otlp.in_step_span(otlp.field(11, b"\xa3\x06\xa4\x06" + b"\x1a\x00" * (EMPTY - 9))),
+        "no text as scope": without_utf8("scope"),
+    },
 }
 """Exports by what becomes of them: refused, taken, or taken while their one span is skipped, and for what reason."""
 

@@ -19,7 +19,6 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
-from collector.decode import FIELDS_MAX
 from collector.ingest import budget, otlp_grpc, otlp_http
 from collector.ingest.intake import Intake
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
@@ -132,6 +131,7 @@ REFUSED = {
     "cut short": (ONE[:-1], 400),
     "another protocol": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "too many spans": (MANY_SPANS.SerializeToString(), 413),
+    "too many messages in spans": (otlp.in_step_span(b"\x4a\x00" * 600_000), 413),
 }
 OUTCOMES = {200: "accepted", 413: "too_large"}
 """By the status over HTTP; any other is undecodable."""
@@ -163,7 +163,7 @@ ASKED = {
     "empty JSON": (200, b"{}", JSON),
     "JSON cut short": (400, ONE_JSON[:-5], JSON),
     "protobuf that says it is JSON": (400, ONE, JSON),
-    "JSON of many values": (413, b'{"x":[' + b"{}," * FIELDS_MAX + b"{}]}", JSON),
+    "JSON of many values": (413, b'{"x":[' + b"{}," * 600_000 + b"{}]}", JSON),
     "JSON that is no gzip": (400, ONE_JSON, JSON | GZIP),
     "text": (415, ONE, {"Content-Type": "text/plain"}),
     "no content type": (415, ONE, {}),

@@ -85,7 +85,7 @@ FAMILIES: tuple[Family, ...] = (
     Family(
         "tracefit_slo_concurrency",
         (*_CONFIG, "itl"),
-        "Most requests in flight that keep this mean ITL (in seconds), for the load of the last five minutes; absent "
+        "Most requests in flight that keep this mean ITL (in seconds), for the load of the last minute; absent "
         "where that is not usable or beyond 1.25 times the largest batch seen.",
     ),
     Family(
@@ -93,9 +93,9 @@ FAMILIES: tuple[Family, ...] = (
         (*_CONFIG, "itl"),
         "The same by the upper end of the band of ITL: what an autoscaler should follow.",
     ),
-    Family("tracefit_predicted_itl_seconds", _CONFIG, "Predicted mean ITL of the load of the last five minutes."),
+    Family("tracefit_predicted_itl_seconds", _CONFIG, "Predicted mean ITL of the load of the last minute."),
     Family("tracefit_predicted_ttft_seconds", _CONFIG, "Predicted mean TTFT of the same load."),
-    Family("tracefit_observed_itl_seconds", _CONFIG, "Mean ITL of the requests that finished in these minutes."),
+    Family("tracefit_observed_itl_seconds", _CONFIG, "Mean ITL of the requests that finished in it."),
     Family("tracefit_observed_ttft_seconds", _CONFIG, "Their mean TTFT, with the usual time in the API process."),
     Family(
         "tracefit_load",
@@ -186,7 +186,7 @@ def snapshot_families(
     """Metric families of one snapshot, in the order of the tables; empty ones are left out.
 
     At most ``max_series`` of ``FAMILIES``. ``advisory`` has verdicts, and what the coefficients say of the load of the
-    last minutes; nothing is asked of the configurations in ``silent``, whose engines are gone.
+    last minute; nothing is asked of the configurations in ``silent``, whose engines are gone.
     """
     series = _Series(max_series)
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
@@ -287,7 +287,7 @@ def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None
 
 
 def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:
-    """What the coefficients say of the load of the last minutes, beside what was observed of it."""
+    """What the coefficients say of the load of the last minute, beside what was observed of it."""
     of_config, mix, predicted = (config.config_id,), view.workload, view.predicted
     yield "tracefit_usable", of_config, float(view.verdict.usable)
     if (step := config.targets.get(STEP_TIME)) is not None:

@@ -120,7 +120,7 @@ class StatusPage:
         own: registry with the process's own metrics.
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
-        advisory: verdicts, and what the coefficients say of the load of the last minutes.
+        advisory: verdicts, and what the coefficients say of the load of the last minute.
         pending: what engines have sent that is not learned yet.
         conflicting_steps: how many fit no process of their engine: several send as one, and look alike.
         fleet: where the states were pulled from, if this is a fleet's page.

@@ -89,7 +89,7 @@ class ClientView:
 
 
 class WorkloadProfile(NamedTuple):
-    """The requests of the last minutes, in the mean, per engine.
+    """The requests of the last minute, in the mean, per engine.
 
     Attributes:
         prompt_tokens, output_tokens: of a finished request.
@@ -98,8 +98,6 @@ class WorkloadProfile(NamedTuple):
         running: those of them that are in the batch.
         itl_us: between the tokens of a request, by tokens; None where nothing was observed.
         ttft_us: from queued in the engine to the first token; None where nothing was observed.
-        first_tokens, decoded_tokens: of how many these are the means.
-        parts: of each minute, where that is known; their loads may differ.
     """
 
     prompt_tokens: float
@@ -109,9 +107,6 @@ class WorkloadProfile(NamedTuple):
     running: float
     itl_us: float | None
     ttft_us: float | None
-    first_tokens: float = 1.0
-    decoded_tokens: float = 1.0
-    parts: tuple[WorkloadProfile, ...] = ()
 
 
 WorkloadOf = Callable[[str], WorkloadProfile | None]
@@ -131,14 +126,14 @@ class Fit(NamedTuple):
 
 
 class Predicted(NamedTuple):
-    """Mean ITL and TTFT that requests of a mix should see: of each part at its load."""
+    """Mean ITL and TTFT that requests of a mix should see."""
 
     itl_us: float
     ttft_us: float
 
 
 class LoadView(NamedTuple):
-    """The client's verdict on a configuration, and what its coefficients say of the load of the last minutes.
+    """The client's verdict on a configuration, and what its coefficients say of the load of the last minute.
 
     ``workload``: what was observed, None where nothing was finished. ``predicted``: what its requests should have seen,
     None where the coefficients should not be used. ``fits``: per target for ITL.
@@ -160,7 +155,7 @@ class Advisory:
 
     Args:
         view: predicts.
-        observed: the requests of a configuration in the last minutes.
+        observed: the requests of a configuration in the last minute.
         itl_ms: targets for the mean time between tokens.
     """
 
@@ -201,24 +196,19 @@ def _request(mix: WorkloadProfile) -> dict[str, float]:
 
 
 def _predicted(client: Config, mix: WorkloadProfile) -> Predicted | None:
-    """What was observed is a mean of the last minutes, so no level of the last seconds is in it.
+    """What was observed is a mean of the last minute, so no level of the last seconds is in it.
 
     Where some wait, the engine ran no more: whatever said so, a limit, its memory or its owner. None where rows of such
     batches are not learned yet: a load is known before the journeys that its rows wait for.
     """
-    itl_us = ttft_us = 0.0
-    parts = mix.parts or (mix,)
-    for each in parts:
-        seen = client.request(concurrency=each.running, **_request(each))
-        if not _within_reach(client, seen):
-            return None
-        itl_us += each.decoded_tokens * seen.itl.us
-        if each.concurrency > each.running:
-            limited = client.assuming(max_num_seqs=math.ceil(each.running))
-            seen = limited.request(concurrency=each.concurrency, **_request(each))
-        ttft_us += each.first_tokens * seen.ttft.us
-    decoded, begun = (sum(getattr(each, of) for each in parts) for of in ("decoded_tokens", "first_tokens"))
-    return Predicted(itl_us / (decoded or 1.0), ttft_us / (begun or 1.0))
+    seen = client.request(concurrency=mix.running, **_request(mix))
+    if not _within_reach(client, seen):
+        return None
+    itl_us = seen.itl.us
+    if mix.concurrency > mix.running:
+        limited = client.assuming(max_num_seqs=math.ceil(mix.running))
+        seen = limited.request(concurrency=mix.concurrency, **_request(mix))
+    return Predicted(itl_us, seen.ttft.us)
 
 
 def _fitting(client: Config, mix: WorkloadProfile, itl_ms: float, *, safe: bool) -> int | None:

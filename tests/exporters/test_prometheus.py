@@ -141,19 +141,14 @@ def test_advice_is_what_the_client_says_of_the_load():
     assert shown["tracefit_load", "concurrency"] == 12
 
 
-def test_each_minute_is_predicted_at_its_load_and_counts_by_its_tokens():
-    """A calm and a busy minute: neither is the mean request; who waits for a slot makes no step longer."""
-    calm = MIX._replace(concurrency=2.0, running=2.0, first_tokens=10.0, decoded_tokens=3_000.0)
-    busy = MIX._replace(concurrency=30.0, running=20.0, first_tokens=40.0, decoded_tokens=1_000.0)
+def test_who_waits_for_a_slot_makes_no_step_longer():
     config = tracefit.load(cases.snapshot().to_json()).config()
     asked = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
-    alone, full = (config.request(concurrency=number, **asked) for number in (2, 20))
+    full = config.request(concurrency=20, **asked)
     queued = config.assuming(max_num_seqs=20).request(concurrency=30, **asked)
-    shown = advice(cases.snapshot(), mix=MIX._replace(parts=(calm, busy)))
-    assert shown["tracefit_predicted_itl_seconds",] == pytest.approx((0.75 * alone.itl.us + 0.25 * full.itl.us) / 1e6)
-    assert shown["tracefit_predicted_ttft_seconds",] == pytest.approx(
-        (0.2 * alone.ttft.us + 0.8 * queued.ttft.us) / 1e6
-    )
+    shown = advice(cases.snapshot(), mix=MIX._replace(concurrency=30.0, running=20.0))
+    assert shown["tracefit_predicted_itl_seconds",] == pytest.approx(full.itl.us / 1e6)
+    assert shown["tracefit_predicted_ttft_seconds",] == pytest.approx(queued.ttft.us / 1e6)
     assert queued.ttft.us > full.ttft.us
 
 
@@ -172,7 +167,7 @@ def published(snapshot, *concurrencies):
 
 def test_no_concurrency_is_published_beyond_a_quarter_more_than_the_largest_batch_seen():
     assert published(SEEN, 34, 61, 75, 76, 120) == [34, 61, 75, None, None]
-    busy = advice(SEEN, mix=MIX._replace(running=80.0, parts=(MIX, MIX._replace(running=80.0))))
+    busy = advice(SEEN, mix=MIX._replace(running=80.0))
     assert busy["tracefit_observed_itl_seconds",] > 0
     assert not [name for name in busy if "predicted" in name[0]]
 

@@ -199,7 +199,7 @@ def test_what_is_pending_is_said_and_until_when():
 def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_server_whose_idle_page_comes_on():
     house, pages = House(), [timed.said for timed in itertools.islice(Recording(RECORDED, print), 160)]
     for page in pages:
-        house.pipeline.process(pages=[replace(page, recording="")])
+        house.pipeline.process(pages=[replace(page, unix_ns=house.clock.unix_nano(), recording="")])
         house.turn()
         house.clock.advance(0.5)
     (config,) = house.publisher.current().configs
@@ -207,9 +207,8 @@ def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_s
     generation = house.publisher.current().generation
     for _ in range(24):
         house.silence(15)
-        last = pages[-1]
-        pages.append(replace(last, unix_ns=last.unix_ns + 15 * 10**9, mono_ns=last.mono_ns + 15 * 10**9, recording=""))
-        house.pipeline.process(pages=pages[-1:])
+        page = replace(page, unix_ns=house.clock.unix_nano(), mono_ns=page.mono_ns + 15 * 10**9, recording="")
+        house.pipeline.process(pages=[page])
     assert house.pipeline.workload_of(config.config_id) is None
     said = house.publisher.current().generation
     house.silence(900)

@@ -362,7 +362,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     requests_max: ClassVar[int] = 20_000
     """Finished requests and API spans waiting for their other half, per engine."""
     page_engines_max: ClassVar[int] = 1024
-    """Engines known by their pages alone; the one not scraped for longest makes room."""
+    """Engines known by their pages alone."""
     row_steps_max: ClassVar[int] = 512
     """Longest interval of steps that still gives a row: long ones sum their stalls."""
     warm_up_rows: ClassVar[int] = 64

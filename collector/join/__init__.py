@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .api_queueing import with_fallbacks
 from .checkpoint import CheckpointError
-from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns
+from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns, replaced_configs
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, Rows
 from .joiner import Joiner
-from .registry import replaced_configs
 from .spans import SpanWindow
 
 __all__ = [

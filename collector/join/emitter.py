@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from collector.config import Config
@@ -71,15 +71,14 @@ class Emitter(abc.ABC):
         """Under which it is held."""
         return self.recording, self.instance
 
-    def record_arrival(self, telemetry: Telemetry, *, is_new: bool = False) -> None:
-        """Note that telemetry of it came."""
+    def record_sender(self, telemetry: Telemetry) -> None:
+        """Note where it runs and, of one that no checkpoint had, when it began."""
         if self.machine is None:
             _, _, address = telemetry.peer.partition(":")
             self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
-            self.begun_unix_ns = newest_unix_ns(telemetry) if is_new else 0
-        self.record_arrival_at(telemetry.arrived_unix_ns)
+            self.begun_unix_ns = 0 if self.config_id else newest_unix_ns(telemetry)
 
-    def record_arrival_at(self, arrived_unix_ns: int) -> None:
+    def record_arrival(self, arrived_unix_ns: int) -> None:
         """Note when something of it came, by the clock here; 0: nobody knows."""
         self.last_seen_unix_ns = arrived_unix_ns or self.last_seen_unix_ns
         self.is_idle, self.is_over, self.is_changed = False, False, True
@@ -168,6 +167,21 @@ class Emitter(abc.ABC):
         one = self.duplicate_of or self
         return one.facts.identity(one.instance, one.recording)
 
+    def is_same_server(self, other: Emitter) -> bool:
+        """Whether their servers say nothing else of themselves: model, GPU, version, limits."""
+        return other.recording == self.recording and not other.facts.is_another_server(self.facts.held())
+
+    def is_succeeded_by(self, heir: Emitter, late_ns: int) -> bool:
+        """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""
+        ended_ns, models = self.event_unix_ns, {self.facts.get("model"), heir.facts.get("model")}
+        return (
+            bool(self.machine and not self.recording and heir.begun_unix_ns)
+            and self.machine == heir.machine
+            and ended_ns <= heir.begun_unix_ns
+            and ended_ns < heir.event_unix_ns - late_ns
+            and (None in models or len(models) == 1)
+        )
+
     def take_counts(self) -> Counts:
         """Counts since the last call."""
         counts, self.counts = self.counts, Counts()
@@ -185,6 +199,23 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
 def config_id_of(emitter: Emitter) -> str:
     """The configuration that should learn from it, by what is known of it now."""
     return config_id(emitter.identity)
+
+
+def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -> dict[str, str]:
+    """By configuration none of whose emitters is left: what the server sends now.
+
+    A server that is started again under another ``service.instance.id`` is a new emitter, and nobody says that the old
+    one ended. It did if another one of its model began to send on the same machine (``host.name``; or, where nobody
+    says it, this one) after the old one's last event, and has gone on for longer than spans may be late. As soon as the
+    old one sends again, both are alive; those not heard of since a restart of ours are alive, too.
+    """
+    replaced = {}
+    for old, emitters in by_config.items():
+        others = [(heir, name) for name, heirs in by_config.items() if name != old for heir in heirs]
+        found = [[heir for heir in others if each.is_succeeded_by(heir[0], late_ns)] for each in emitters]
+        if all(found):
+            replaced[old] = max(found[-1], key=lambda heir: heir[0].begun_unix_ns)[1]
+    return replaced
 
 
 def newest_unix_ns(telemetry: Telemetry) -> int:

@@ -3,6 +3,9 @@
 A restart starts a new process (step ids or the clock go back); the old one stays until event time has passed it, so
 that its late spans still find it. Rows of an older process leave before those of a newer one.
 
+Two emitters on one engine (an instrumented vLLM with the producer plugin) are told by their stamps; the steps are
+learned from the one that tells more.
+
 Step ids that jump ahead by more than a window holds, or than the time since the last step allows, may be another
 sender's who claims this name. Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its
 own time, or nothing more comes; it is given up as soon as the one before it goes on.
@@ -27,6 +30,11 @@ _CONFLICTS_MAX = 3
 """Restarts within the grace time from which on two engines must share one instance id."""
 _SHORTEST_STEP_NS = 1_000_000
 """No server makes more than a thousand steps a second for long."""
+_SAME_STEPS_MIN = 20
+_SAME_START_NS = 50_000
+"""Both read CLOCK_MONOTONIC at entry of the same schedule() call; they differ by 0.5-1.6 us (wire contract §9)."""
+_SAME_SHARE_MIN = 0.9
+"""Of the steps that both tell: two engines that begin in the same moment run side by side for their first ones."""
 
 
 class Engine(Emitter):
@@ -103,6 +111,17 @@ class Engine(Emitter):
         """Newest step id of its newest process."""
         return self.newest_process.window.newest_step
 
+    def is_same_as(self, other: Engine) -> bool:
+        """Whether both tell of one engine: they agree on when enough steps began, and nearly all that both tell."""
+        first, second = self.newest_process.window, other.newest_process.window
+        low, stop = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
+        if stop - low < _SAME_STEPS_MIN:
+            return False
+        (steps, cells), (others, other_cells) = first.columns(low, stop), second.columns(low, stop)
+        both = cells["seen"] & other_cells["seen"]
+        agreed = both & (np.abs(steps["ts_start_ns"] - others["ts_start_ns"]) <= _SAME_START_NS)
+        return bool(np.count_nonzero(agreed) >= max(_SAME_STEPS_MIN, _SAME_SHARE_MIN * np.count_nonzero(both)))
+
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
         due = not self._released and self.steps_seen >= max(1, 2 * self._steps_compared)
@@ -136,10 +155,7 @@ class Engine(Emitter):
             self.facts.learn({"num_gpu_blocks": blocks + 1}, FactSource.TELEMETRY)
         for steps in parts:
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
-            if len(snapshots := telemetry.snapshots):
-                low, high = int(steps["step_id"].min()), int(steps["step_id"].max())
-                snapshots = snapshots[(snapshots["step_id"] >= low) & (snapshots["step_id"] <= high)]
-            process.add_summaries(steps, snapshots)
+            process.add_summaries(steps, telemetry.snapshots)
         requests = [
             self._process_of(span.end_unix_ns, span.marks[-1].step_id).add_request(span) for span in telemetry.core
         ]

@@ -2,6 +2,11 @@
 
 ``add`` and ``add_page`` find the emitter of what came and hand it over; ``drain`` asks those that were heard of, and
 those that have become idle, for the rows that are final, and lets the rows of each configuration out in order.
+
+A newcomer takes a free place, or that of the emitter silent longest if it has been silent for longer than
+``join_timeout_s``; else it is refused, telemetry and all, and counted. What was learned of the others is not touched.
+Silence is measured by when telemetry came in, whatever times its sender claims; in a replay nobody knows that, and
+event times tell it.
 """
 
 from __future__ import annotations
@@ -22,20 +27,16 @@ from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
-from .emitter import Emitter, Key, TargetRows, config_id_of
+from .emitter import Emitter, Key, TargetRows, config_id_of, facts_of, newest_unix_ns
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, Event, HeldRows, Pending, Rows, watermark_of
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, HeldRows, Pending, Rows, watermark_of
 from .passes import PassEngine
-from .registry import (
-    EngineLimit,
-    Known,
-    describe,
-    find_duplicate_emitters,
-    of_one_server,
-)
 from .spans import ApiSpans
 
 E = TypeVar("E", bound=Emitter)
+
+_REFUSED_MAX = 1024
+"""Names remembered of emitters that found no place."""
 
 
 class Joiner:
@@ -58,10 +59,11 @@ class Joiner:
         }
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
-        self._places = EngineLimit(settings)
+        self._refused: dict[Key, int] = {}
         self._emitter_count = 0
         self._held = HeldRows()
-        self._described: dict[str, Known] = {}
+        self._described: dict[str, tuple[object, ...]] = {}
+        """Of each configuration: the best telemetry that it sends, and the version of each emitter's facts."""
         self._renamed: list[ConfigKeyChanged] = []
         self._succeeded: list[ConfigReplaced] = []
         self._marks = RowWatermarks()
@@ -74,9 +76,11 @@ class Joiner:
         for api in telemetry.api:
             self.api_spans.add(api)
         key = (telemetry.recording, telemetry.instance)
+        times = newest_unix_ns(telemetry), telemetry.arrived_unix_ns
         if telemetry.requests:
-            process = self._emitter_for(ApiProcess, key, telemetry)
+            process = self._emitter_for(ApiProcess, key, *times)
             if process is not None:
+                process.record_sender(telemetry)
                 self.resolver.apply(process.facts, telemetry.facts, process.instance, process.recording)
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
@@ -85,8 +89,9 @@ class Joiner:
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
-            engine = self._emitter_for(Engine, key, telemetry)
+            engine = self._emitter_for(Engine, key, *times)
             if engine is not None:
+                engine.record_sender(telemetry)
                 self._add_steps(engine, telemetry)
 
     def _senders_beside(self, process: ApiProcess, peer: str) -> list[ApiProcess]:
@@ -95,26 +100,41 @@ class Joiner:
             return []
         address = process.instance.rpartition(":")[0] + ":"
         others = [one for one in self.api_processes.values() if one is not process and one.instance.startswith(address)]
-        return of_one_server(process, others)
+        return [*filter(process.is_same_server, others)]
 
     def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
         """Engines that may be its server."""
-        return of_one_server(process, (*self.engines.values(), *self.pass_engines.values()))
+        engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
+        return [engine for engine in engines if process.is_same_server(engine)]
 
-    def _emitter_for(self, kind: type[E], key: Key, telemetry: Telemetry) -> E | None:
-        """The emitter that this is of, which is new perhaps; None where there is no place for it."""
+    def _emitter_for(self, kind: type[E], key: Key, newest_unix_ns: int, arrived_unix_ns: int) -> E | None:
+        """The emitter of which something came, which is new perhaps; None where there is no place for it.
+
+        Args:
+            kind: what it is.
+            key: its own.
+            newest_unix_ns: the newest event that it tells of.
+            arrived_unix_ns: when that came, by the clock here; 0: nobody knows.
+        """
         held: MutableMapping[Key, E] = self._kinds[kind]
-        is_new = key not in held
-        if is_new:
-            gone = self._places.key_to_evict(held, key, telemetry)
-            if gone == key:
-                return None
-            if gone is not None:
-                self._evict(held[gone])
+        if key not in held:
+            now_ns, most = arrived_unix_ns or newest_unix_ns, self._settings.engines_max
+            if len(held) >= (self._settings.page_engines_max if kind is PageEngine else most):
+                heard = {one.last_seen_unix_ns or one.event_unix_ns: one for one in held.values()}
+                if min(heard) >= now_ns - self._settings.timeout_ns:
+                    self._refuse(key, now_ns)
+                    return None
+                self._evict(heard[min(heard)])
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
+            self._refused.pop(key, None)
             held[key] = self._new_emitter(kind, key)
-        held[key].record_arrival(telemetry, is_new=is_new)
+        held[key].record_arrival(arrived_unix_ns)
         return held[key]
+
+    def _refuse(self, key: Key, now_ns: int) -> None:
+        """Remember who found no place lately."""
+        recent = {each: at_ns for each, at_ns in self._refused.items() if at_ns >= now_ns - self._settings.timeout_ns}
+        self._refused = recent if len(recent) >= _REFUSED_MAX else recent | {key: now_ns}
 
     def _new_emitter(self, kind: type[E], key: Key) -> E:
         recording, instance = key
@@ -136,11 +156,18 @@ class Joiner:
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
         if not engine.is_duplicate and engine.is_due_to_compare():
-            pair = find_duplicate_emitters(engine, self.engines.values())
-            if pair is not None:
-                richer, poorer = pair
+            self._find_double(engine)
+
+    def _find_double(self, engine: Engine) -> None:
+        """Learn the steps from the emitter that tells more, where another one tells of the same engine."""
+        for other in self.engines.values():
+            if other is engine or other.recording != engine.recording or other.is_duplicate:
+                continue
+            if engine.is_same_as(other):
+                richer, poorer = (other, engine) if other.quality <= engine.quality else (engine, other)
                 poorer.become_duplicate_of(richer)
                 self._counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] += 1
+                return
 
     def _succeed(self, engine: Engine) -> Engine:
         """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
@@ -156,32 +183,25 @@ class Joiner:
 
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
         """Add what engines told of forward passes."""
-        for (recording, instance, source), told in groupby(passes, attrgetter("recording", "instance", "source")):
-            key, held = (recording, instance), self.pass_engines
+        for (recording, instance, source), group in groupby(passes, attrgetter("recording", "instance", "source")):
+            told, key, held = [*group], (recording, instance), self.pass_engines
             if key in held and held[key].server != source:  # two publishers under one name are two engines
                 key = recording, f"{instance} ({source})"
-            engine = self._counted_emitter(PassEngine, key, self._settings.engines_max)
-            engine.server = source
-            engine.add(told)
+            unix_ns = told[-1].unix_ns
+            engine = self._emitter_for(PassEngine, key, unix_ns, 0 if recording else unix_ns)
+            if engine is not None:
+                engine.server = source
+                engine.add(told)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
+        arrived_unix_ns = 0 if page.recording else page.unix_ns
         for key, reading in zip(keys_of(page), page.engines, strict=True):
-            engine = self._counted_emitter(PageEngine, key, self._settings.page_engines_max)
-            engine.server = page.instance
-            engine.inform(reading, self.resolver)
-            engine.add(page.unix_ns, page.mono_ns, reading)
-            engine.record_arrival_at(0 if page.recording else page.unix_ns)
-
-    def _counted_emitter(self, kind: type[E], key: Key, most: int) -> E:
-        """The emitter of this key among so many; for a new one, the one not heard of for longest goes."""
-        held: MutableMapping[Key, E] = self._kinds[kind]
-        if key not in held:
-            if len(held) >= most:
-                self._evict(min(held.values(), key=lambda one: one.event_unix_ns))
-                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
-            held[key] = self._new_emitter(kind, key)
-        return held[key]
+            engine = self._emitter_for(PageEngine, key, page.unix_ns, arrived_unix_ns)
+            if engine is not None:
+                engine.server = page.instance
+                engine.inform(reading, self.resolver)
+                engine.add(page.unix_ns, page.mono_ns, reading)
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
@@ -211,7 +231,7 @@ class Joiner:
             self._advance_api_process(process, flush=flush)
         for page in self.pages.by_key.values():
             self._advance_page(page, flush=flush)
-        described = describe(self.emitters_by_config(), self._described)
+        described = self._describe()
         rows = self._ordered_rows(flush=flush)
         events: list[Event] = [*self._renamed, *described, *rows, *self._succeeded]
         self._renamed, self._succeeded = [], []
@@ -256,7 +276,7 @@ class Joiner:
         rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
         process.config_id = ""
         if configs and not by_page:
-            if len(beside) == len(of_one_server(process, self.api_processes.values())) == 1:
+            if len(beside) == sum(map(process.is_same_server, self.api_processes.values())) == 1:
                 beside[0].api_queueing.add_arrivals(process.api_queueing.take_arrivals())
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
 
@@ -275,6 +295,16 @@ class Joiner:
         before, page.config_id = page.config_id, ""
         if before and before not in self.config_ids():
             self._succeeded.append(ConfigReplaced(before, min(config_id_of(sender) for sender in richer)))
+
+    def _describe(self) -> list[ConfigUpdated]:
+        """Configurations of which something else is known than before."""
+        before, self._described, described = self._described, {}, []
+        for config_id, own in sorted(self.emitters_by_config().items()):
+            quality = min(one.quality for one in own)
+            known = self._described[config_id] = quality, *((one.instance, one.facts.version) for one in own)
+            if before.get(config_id) != known:
+                described.append(ConfigUpdated(config_id, facts_of(own), quality))
+        return described
 
     def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
         rows, before = self._marks.without_emitted(emitter.key, rows)
@@ -361,7 +391,7 @@ class Joiner:
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
         counts[table.SIZE, "engines"] = max(len(self.engines), len(self.api_processes))
-        counts[table.LIMIT_EXCEEDED, "engines"] = self._places.refused
+        counts[table.LIMIT_EXCEEDED, "engines"] = len(self._refused)
         behind_ns = max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0)
         counts[table.WATERMARK_AGE] = behind_ns / 1e9
         return counts

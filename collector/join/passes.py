@@ -78,7 +78,6 @@ class PassEngine(Emitter):
                 self._passes[passed.target].append(passed)
                 self._passed_unix_ns = max(self._passed_unix_ns, passed.unix_ns)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
-        self.record_arrival_at(0 if passed.recording else passed.unix_ns)
 
     def _count_jump(self, behind: int) -> None:
         if behind > 0:

@@ -27,7 +27,7 @@ from collector.service import state_files
 from exporters.questions import as_json
 from online import Bank, Floats, StateError
 from online.features import Facts
-from online.features.sheets import SheetError, architecture, model_sheet, sheet_of
+from online.features.sheets import model_sheet, sheet_of
 
 from .command import tabulate
 
@@ -93,10 +93,7 @@ def _farthest(seen: Mapping[str, Facts], measured: Sequence[Floats]) -> list[dic
 def _possible(seen: Mapping[str, Facts]) -> Iterator[tuple[str, Floats]]:
     """Configurations one could measure: the models seen, on every GPU whose memory holds the weights."""
     for config_id, facts in seen.items():
-        try:
-            model, _ = model_sheet(architecture(facts))
-        except SheetError:
-            continue
+        model, _ = model_sheet(facts)
         if model is None:
             continue
         for sheet, gpus in product(shipped_sheets().values(), GPUS):

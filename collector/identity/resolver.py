@@ -26,7 +26,6 @@ from collector.config import Rule as RuleConfig
 from online.features import sheets
 from online.features.sheets import (
     HardwareSheet,
-    SheetError,
     architecture,
     bytes_by_name,
     find,
@@ -399,8 +398,5 @@ def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]
 
 def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:
     """What is missing for the systems that need a sheet; nothing when they can be used."""
-    try:
-        _, missing = model_sheet(architecture(facts))
-    except SheetError as error:
-        return (str(error),)
+    _, missing = model_sheet(facts)
     return missing + tuple(name for name in ("peak_tflops", "memory_bandwidth_gb_s") if name not in facts)

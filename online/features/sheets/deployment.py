@@ -8,7 +8,7 @@ column says "as fast as the sheet". Knobs that are not known are None, and a set
 Hardware sheets are the data-sheet limits of a GPU. The table itself is ``hardware.json`` beside this file.
 
 Peaks are dense (without structured sparsity), per GPU, per direction where a link is concerned as the maker counts it
-(NVLink: both directions together). A machine of one's own goes into the configuration with the same keys.
+(NVLink: both directions together).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,13 +25,10 @@ from online.constants import VALUE_MAX
 from online.features.columns import share_touched
 from online.rows import Floats
 
-from .model import ModelSheet, Scalar, SheetError, architecture, model_sheet
-
-# Guard: sanity; no machine has more.
-_Positive = Annotated[float, msgspec.Meta(gt=0.0, lt=1e9)]
+from .model import ModelSheet, Scalar, model_sheet
 
 
-class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True):
     """One GPU.
 
     ``tflops``: peak dense TFLOP/s by dtype (``bf16``, ``fp16``, ``fp8``, ``int8``, ``fp32``). ``sm_count``: streaming
@@ -41,13 +38,13 @@ class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """
 
     name: str
-    tflops: Annotated[dict[str, _Positive], msgspec.Meta(min_length=1)]
-    memory_bandwidth_gb_s: _Positive
-    memory_gb: _Positive
+    tflops: dict[str, float]
+    memory_bandwidth_gb_s: float
+    memory_gb: float
     source: str
-    sm_count: Annotated[int, msgspec.Meta(gt=0)] | None = None
-    link_gb_s: _Positive | None = None
-    host_link_gb_s: _Positive | None = None
+    sm_count: int | None = None
+    link_gb_s: float | None = None
+    host_link_gb_s: float | None = None
     aliases: tuple[str, ...] = ()
     note: str = ""
 
@@ -74,23 +71,9 @@ _FALLBACK = {
 }
 
 
-def hardware_sheets(table: object) -> dict[str, HardwareSheet]:
-    """Sheets by name, from parsed JSON: ``{name: {...}}``.
-
-    Raises:
-        SheetError: the table is not one; the text names the entry and the key.
-    """
-    if not isinstance(table, Mapping):
-        raise SheetError(f"hardware: expected an object of sheets, got {type(table).__name__}")
-    out: dict[str, HardwareSheet] = {}
-    for name, entry in table.items():
-        if not isinstance(entry, Mapping):
-            raise SheetError(f"hardware.{name}: expected an object, got {type(entry).__name__}")
-        try:  # a source of one's own need not be named
-            out[str(name)] = msgspec.convert({"name": str(name), "source": "configuration", **entry}, HardwareSheet)
-        except (msgspec.ValidationError, TypeError) as error:
-            raise SheetError(f"hardware.{name}: {error}") from None
-    return out
+def hardware_sheets(table: Mapping[str, Mapping[str, Any]]) -> dict[str, HardwareSheet]:
+    """Sheets by name, from the parsed table beside this file."""
+    return {name: msgspec.convert({"name": name, **entry}, HardwareSheet) for name, entry in table.items()}
 
 
 def find(sheets: Mapping[str, HardwareSheet], gpu: str) -> HardwareSheet | None:
@@ -192,10 +175,7 @@ def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]
     Args:
         facts: names of the identity, of an architecture, and of :meth:`HardwareSheet.facts`.
     """
-    try:
-        model, missing = model_sheet(architecture(facts))
-    except SheetError as error:
-        return None, (str(error),)
+    model, missing = model_sheet(facts)
     peak, bandwidth = _number(facts, "peak_tflops"), _number(facts, "memory_bandwidth_gb_s")
     missing += tuple(n for n, v in (("peak_tflops", peak), ("memory_bandwidth_gb_s", bandwidth)) if v is None)
     if model is None or peak is None or bandwidth is None:

@@ -3,11 +3,11 @@
 **Architecture.** A Hugging Face config.json as a flat table of checked numbers.
 
 Families name one thing in many ways (``n_embd``, ``n_layer``; ``num_local_experts``, ``num_experts``,
-``n_routed_experts``); here each has one name, the one Llama uses, so that the numbers can travel as facts of a
-configuration and be read back. A multimodal file counts by its ``text_config``.
+``n_routed_experts``); here each has one name, the one Llama uses, and the numbers travel as facts of a configuration.
+A multimodal file counts by its ``text_config``.
 
-A file that contradicts itself is refused with the key at fault. A file that says too little is not refused: what is
-missing is missing, and :func:`model_sheet` says what cannot be derived from it.
+A number that cannot be is refused with its key. A file that says too little is not refused: what is missing is missing,
+and :func:`model_sheet` says what cannot be derived from it.
 
 **Quantization.** Bytes of a stored weight, by what a checkpoint or an engine says of its quantization.
 
@@ -45,6 +45,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from online.features.columns import experts_in
+
 Scalar = str | int | float | bool
 
 _LIMIT = 2**31
@@ -75,22 +77,17 @@ _RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rw
 _DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
 
 
-class SheetError(ValueError):
-    """The file contradicts itself; the text begins with the key at fault."""
-
-
 def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
     """The numbers of a config.json under one set of names, checked.
 
     Args:
-        config: the parsed file, or a table that this function returned before.
+        config: the parsed file; ``hf_quant_config`` in it is the parsed file of that name beside it.
 
     Raises:
-        SheetError: a number is not a positive integer of believable size, heads do not divide, or more experts are
-            active than there are.
+        ValueError: a number is not a positive integer of believable size; the text begins with its key.
     """
     if not isinstance(config, Mapping):
-        raise SheetError(f"config.json: expected an object, got {type(config).__name__}")
+        raise ValueError(f"config.json: expected an object, got {type(config).__name__}")  # noqa: TRY004  as every fault of a file
     inner = config.get("text_config")
     values: dict[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
     out: dict[str, Scalar] = {}
@@ -104,18 +101,20 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
     kind = kind[:64] if isinstance(kind, str) else ""
     if kind:
         out["model_type"] = kind
-    out["mlp_matrices"] = _positive("mlp_matrices", values.get("mlp_matrices", 2 if kind in _PLAIN else 3))
-    if values.get("recurrent") is True or any(str(key).startswith(_RECURRENT) for key in values):
+    out["mlp_matrices"] = 2 if kind in _PLAIN else 3
+    if any(str(key).startswith(_RECURRENT) for key in values):
         out["recurrent"] = True
     _experts(values, out)
-    _bytes(values, out)
-    _check(out)
-    return out
+    # Unknown is two bytes, what serving engines load.
+    width = _DTYPES.get(str(values.get("torch_dtype") or values.get("dtype")), 2.0)
+    quantization = _quantization_in(values)
+    out |= {"element_bytes": width, "weight_element_bytes": width}
+    return out if quantization is None else out | quantized(*quantization)
 
 
 def _positive(name: str, value: object) -> int:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < _LIMIT or value % 1:
-        raise SheetError(f"{name}: expected an integer from 1 to {_LIMIT - 1}, got {value!r:.60}")
+        raise ValueError(f"{name}: expected an integer from 1 to {_LIMIT - 1}, got {value!r:.60}")
     return int(value)
 
 
@@ -124,7 +123,6 @@ def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             out.pop(name, None)
         return
-    layers = int(out.get("num_hidden_layers", 0))
     out.setdefault("num_experts_per_tok", 1)
     if "moe_intermediate_size" not in out and "intermediate_size" in out:
         out["moe_intermediate_size"] = out["intermediate_size"]
@@ -133,11 +131,7 @@ def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
     if shared is None and values.get("n_shared_experts"):
         shared = _positive("n_shared_experts", values["n_shared_experts"]) * width
     out["shared_expert_intermediate_size"] = 0 if not shared else _positive("shared_expert_intermediate_size", shared)
-    moe = values["num_moe_layers"] if "num_moe_layers" in values else _moe_layers(values, layers)
-    moe = moe and _positive("num_moe_layers", moe)
-    if moe > layers:
-        raise SheetError(f"num_moe_layers: {moe} of {layers} layers")
-    out["num_moe_layers"] = moe
+    out["num_moe_layers"] = _moe_layers(values, int(out.get("num_hidden_layers", 0)))
 
 
 def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
@@ -154,44 +148,9 @@ def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
     return sum(layer % every == 0 and (layer + 1) % step == 0 and layer not in only for layer in among)
 
 
-def _bytes(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
-    """Bytes of a stored weight and of a computed element; unknown is two, what serving engines load.
-
-    ``weight_quantization`` names how weights are quantized. They have 0 bytes where that is not known here.
-    """
-    dtype = values.get("torch_dtype") or values.get("dtype")
-    width = _DTYPES.get(str(dtype), 2.0)
-    out["element_bytes"] = float(values["element_bytes"]) if "element_bytes" in values else width
-    quantization = quantization_in(values)
-    if "weight_element_bytes" in values:
-        out["weight_element_bytes"] = float(values["weight_element_bytes"])
-        if isinstance(method := values.get("weight_quantization"), str):
-            out["weight_quantization"] = method
-    elif quantization is not None:
-        out |= quantized(*quantization)
-    else:
-        out["weight_element_bytes"] = width
-    unknown = "weight_quantization" in out and out["weight_element_bytes"] == 0.0
-    for name in ("element_bytes",) if unknown else ("element_bytes", "weight_element_bytes"):
-        if not 0.0 < float(out[name]) <= 16.0:  # noqa: PLR2004  no element is wider
-            raise SheetError(f"{name}: expected 0 to 16 bytes, got {out[name]!r}")
-
-
 def quantized(method: str, weight_bytes: float | None) -> dict[str, Scalar]:
-    """What an architecture says of weights that this method quantized to so many bytes; None: not known here."""
+    """What is known of weights that this method quantized to so many bytes; 0 bytes where None: not known here."""
     return {"weight_quantization": method[:64], "weight_element_bytes": weight_bytes or 0.0}
-
-
-def _check(out: Mapping[str, Scalar]) -> None:
-    heads, kv_heads = out.get("num_attention_heads"), out.get("num_key_value_heads")
-    hidden = out.get("hidden_size")
-    if heads and kv_heads and int(heads) % int(kv_heads):
-        raise SheetError(f"num_key_value_heads: {heads} heads do not divide by {kv_heads}")
-    if heads and hidden and "head_dim" not in out and "kv_lora_rank" not in out and int(hidden) % int(heads):
-        raise SheetError(f"num_attention_heads: hidden_size {hidden} does not divide by {heads} heads")
-    experts, active = out.get("num_experts"), out.get("num_experts_per_tok")
-    if experts and active and int(active) > int(experts):
-        raise SheetError(f"num_experts_per_tok: {active} active of {experts} experts")
 
 
 # ------------------------------------------------------ quantization
@@ -219,12 +178,8 @@ def bytes_by_name(method: str) -> float | None:
     return _BY_NAME.get(method.lower())
 
 
-def quantization_in(config: Mapping[str, Any]) -> tuple[str, float | None] | None:
-    """What a config.json says: the method and bytes of a weight, None where not known; None where nothing is quantized.
-
-    Args:
-        config: the parsed file; ``hf_quant_config`` in it is the parsed file of that name beside it.
-    """
+def _quantization_in(config: Mapping[str, Any]) -> tuple[str, float | None] | None:
+    """The method and bytes of a weight, None where not known; None where nothing is quantized."""
     said = config.get("quantization_config") or config.get("compression_config")
     if isinstance(said, Mapping) and said:
         return _said(said, str(said.get("quant_method", "unnamed")).lower())
@@ -295,33 +250,29 @@ class ModelSheet:
 
 
 def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[str, ...]]:
-    """The sheet of an architecture (from :func:`architecture`), or None and the names of what is missing for one."""
+    """The sheet of what :func:`architecture` told among facts, or None and the names of what is missing for one."""
     missing = [name for name in _NEEDED if name not in arch]
     if arch.get("recurrent"):
         missing.append("cost of its recurrent layers")
     if arch.get("weight_element_bytes") == 0.0:
         missing.append(f"bytes of a weight (quantization {arch.get('weight_quantization')!r} is not known here)")
     number = {name: value for name, value in arch.items() if type(value) is int}
-    moe_layers = number.get("num_moe_layers", 0)
+    moe_layers = number.get("num_moe_layers", 0) if experts_in(arch) else 0
     if moe_layers < number.get("num_hidden_layers", 0) and "intermediate_size" not in arch:
         missing.append("intermediate_size")
     if moe_layers and "moe_intermediate_size" not in arch:
         missing.append("moe_intermediate_size")
-    latent = "kv_lora_rank" in arch
-    if latent:
+    if "kv_lora_rank" in arch:
         missing += [name for name in _LATENT if name not in arch]
-    if missing:
-        return None, tuple(missing)
-    return _derive(arch, number, latent=latent), ()
+    return (None, tuple(missing)) if missing else (_derive(arch, number, moe_layers), ())
 
 
-def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bool) -> ModelSheet:
+def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], moe_layers: int) -> ModelSheet:
     layers, hidden, heads = number["num_hidden_layers"], number["hidden_size"], number["num_attention_heads"]
     kv_heads = number.get("num_key_value_heads", heads)
     head_dim = number.get("head_dim", hidden // heads)
-    matrices = number.get("mlp_matrices", 3)
-    moe_layers, experts = number.get("num_moe_layers", 0), number.get("num_experts", 0)
-    active_experts = number.get("num_experts_per_tok", 0)
+    matrices, latent = number.get("mlp_matrices", 3), "kv_lora_rank" in arch
+    experts, active_experts = (number["num_experts"], number["num_experts_per_tok"]) if moe_layers else (0, 0)
     element, weight = float(arch.get("element_bytes", 2.0)), float(arch.get("weight_element_bytes", 2.0))
     if latent:
         attention, pair, cached = _latent(number, hidden, heads)
@@ -332,23 +283,21 @@ def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], *, latent: bo
     shared = matrices * hidden * number.get("shared_expert_intermediate_size", 0)
     dense = layers * attention + (layers - moe_layers) * matrices * hidden * number.get("intermediate_size", 0)
     dense += moe_layers * (shared + hidden * experts)
-    active = dense + moe_layers * active_experts * expert
-    head = number["vocab_size"] * hidden
     stored = dense + moe_layers * experts * expert
     return ModelSheet(
         layers=layers,
         hidden=hidden,
         heads=heads,
         kv_heads=kv_heads,
-        experts=experts if moe_layers else 0,
-        experts_per_token=active_experts if moe_layers else 0,
+        experts=experts,
+        experts_per_token=active_experts,
         moe_layers=moe_layers,
         latent=latent,
-        flops_per_token=2.0 * active,
+        flops_per_token=2.0 * (dense + moe_layers * active_experts * expert),
         expert_flops_per_token=2.0 * moe_layers * active_experts * expert,
         attention_flops_per_pair=float(layers * pair),
         kv_bytes_per_token=layers * cached * element,
-        weight_bytes=stored * weight + head * element,
+        weight_bytes=stored * weight + number["vocab_size"] * hidden * element,
         expert_bytes=expert * weight,
     )
 

@@ -2,12 +2,10 @@
 
 import pytest
 
-from online.features.sheets.deployment import find, hardware_sheets
-from online.features.sheets.model import SheetError
+from online.features.sheets.deployment import find
 from tests.support.sheet_cases import shipped_sheets
 
 SHEETS = shipped_sheets()
-GOOD = {"tflops": {"bf16": 1}, "memory_bandwidth_gb_s": 1, "memory_gb": 1}
 
 
 @pytest.mark.parametrize("sheet", SHEETS.values(), ids=lambda sheet: sheet.name)
@@ -42,26 +40,3 @@ def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(she
 def test_the_names_drivers_use_find_their_sheet(gpu, name):
     assert find(SHEETS, gpu).name == name
     assert all(find(SHEETS, each).name == each for each in SHEETS)
-
-
-def test_a_machine_of_ones_own_needs_no_name_and_no_source():
-    entry = {"tflops": {"fp32": 0.1}, "memory_bandwidth_gb_s": 30, "memory_gb": 24, "note": "measured"}
-    facts = hardware_sheets({"box": entry})["box"].facts("float32")
-    assert facts == {"peak_tflops": 0.1, "memory_bandwidth_gb_s": 30.0, "memory_gb": 24.0}
-
-
-@pytest.mark.parametrize(
-    ("table", "key"),
-    [
-        ([], "object"),
-        ({"x": 3}, "x"),
-        ({"x": {}}, r"x"),
-        ({"x": GOOD | {"tflops": {}}}, "tflops"),
-        ({"x": GOOD | {"tflops": {"bf16": -1}}}, "tflops"),
-        ({"x": GOOD | {"memory_bandwidth_gb_s": float("nan")}}, "memory_bandwidth"),
-        ({"x": GOOD | {"colour": 1}}, "colour"),
-    ],
-)
-def test_a_bad_table_is_refused_by_entry_and_key(table, key):
-    with pytest.raises(SheetError, match=key):
-        hardware_sheets(table)

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from tracefit import BadInputError, Config, Estimate, NoCoefficientsError, Plan, Prediction, RequestEstimate, minute
+from tracefit import BadInputError, Config, Estimate, Plan, Prediction, RequestEstimate, minute
 
 # µ is two signs: the micro sign, and the letter of a Greek keyboard
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
@@ -307,7 +307,7 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
 
     Raises:
         QuestionError: a number makes no sense; it names the parameter.
-        NoCoefficientsError: there is nothing to predict with, or what there is leads to no finite number.
+        NoCoefficientsError: there is nothing to predict with.
     """
     query = dict(question.query)
     if query.get("decode_context_tokens", 0.0) is None:
@@ -315,18 +315,9 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
     try:
         limited = config.assuming(**question.assumed) if question.assumed else config
         said = getattr(limited, question.method)(**query)
-        largest = int(config.verdict.seen.get("requests", (0.0, 0.0))[1])
-        if isinstance(said, Plan) and said.limit == "none" and largest:
-            said = limited.assuming(max_num_seqs=largest).plan(**query)._replace(limit="seen")
     except BadInputError as error:
         problem = str(error).removeprefix(f"{error.parameter}: ")
         raise QuestionError(_NAME_OF_FIELD.get(error.parameter, error.parameter), problem) from None
-    except OverflowError:
-        said = None
-    if said is None or not _finite(said):
-        raise NoCoefficientsError(
-            f"the coefficients of configuration {config.config_id} are too large for this question"
-        )
     return Answer(config, question._replace(query=query), said, config.verdict.silent_since(now_unix_nano))
 
 
@@ -342,12 +333,6 @@ def answer_query(
     given = read_query(query, parameters)
     config = config_of(given.get("config", ""))
     return answer_question(config.now(now_unix_nano) if given.get("now") else config, read(given), now_unix_nano)
-
-
-def _finite(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _load_lines(said: RequestEstimate) -> Iterator[tuple[str, str]]:
@@ -375,7 +360,9 @@ def _engines(said: Plan, rate: float) -> str:
 def tree_of(value: Any) -> Any:
     """A result of the client as plain values, for JSON."""
     if hasattr(value, "_asdict"):
-        return {key: tree_of(each) for key, each in value._asdict().items()}
+        return tree_of(value._asdict())
+    if isinstance(value, Mapping):
+        return {key: tree_of(each) for key, each in value.items()}
     return [tree_of(each) for each in value] if isinstance(value, tuple) else value
 
 

@@ -15,8 +15,7 @@ from functools import lru_cache
 from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
-from online import ConfigSnapshot, TargetSnapshot
-from tracefit import OutlierReplica
+from online import ConfigSnapshot
 
 MAX_LABEL_CHARS = 120
 """Longer values are cut; Prometheus' usual ``label_value_length_limit`` is 200 bytes and up."""
@@ -139,15 +138,6 @@ def count(value: float) -> str:
 
 REPLICAS_SHOWN = 16
 """Engines that are named; a snapshot has those first that are furthest from the others."""
-
-
-def outlier_replicas(target: TargetSnapshot) -> list[OutlierReplica]:
-    """The engines of a target that differ from the others, as far as they are named."""
-    return [
-        OutlierReplica(each.engine, each.ratio, each.stderr, each.term, each.added, len(target.replicas) - 1)
-        for each in target.replicas[:REPLICAS_SHOWN]
-        if each.differs and each.ratio is not None
-    ]
 
 
 def name_of(config: ConfigSnapshot) -> str:

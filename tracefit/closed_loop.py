@@ -119,8 +119,6 @@ class Workload(NamedTuple):
 class Prefills:
     """mu and pi of n requests, n a whole number; ``bound``: more prefills wait than there are tokens for."""
 
-    __slots__ = ("_decodes", "_left", "chunks", "requests", "tokens")
-
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
         self.tokens = tokens
@@ -214,8 +212,6 @@ class ClosedLoop:
 
     ``ahead``: whether it schedules one step ahead; None where nobody said.
     """
-
-    __slots__ = ("_ahead", "_steps")
 
     def __init__(self, steps: StepModel, *, ahead: bool | None) -> None:
         self._steps = steps

@@ -238,13 +238,6 @@ class Verdict(NamedTuple):
             return "usable"
         return "not usable" if self.doubts else "not usable yet"
 
-    def to_dict(self) -> dict[str, object]:
-        """For JSON: the same keys, and ``state``."""
-        change = None if self.change is None else self.change._asdict()
-        seen = {name: list(bounds) for name, bounds in self.seen.items()}
-        outliers = [each._asdict() for each in self.outliers]
-        return {"state": self.state, **self._asdict(), "change": change, "outliers": outliers, "seen": seen}
-
     def silent_since(self, now_unix_nano: int) -> int:
         """When its engines were last heard of, if they are gone: replaced, or silent for ten minutes. Else 0."""
         is_gone = self.replaced or now_unix_nano - self.last_heard_unix_nano > IDLE_NS
@@ -310,53 +303,36 @@ def parse(data: bytes, where: str) -> Document:
         raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
     try:
         return Document(
-            _whole(tree.get("generation")),
-            _whole(tree.get("created_unix_nano")),
-            _text(tree.get("tracefit_version")),
+            _whole(tree, "generation"),
+            _whole(tree, "created_unix_nano"),
+            _text(tree, "tracefit_version"),
             tuple(map(_config, tree["configs"])),
         )
-    except _BadValueError as error:
+    except ValueError as error:
         raise LoadError(f"{where} is not a snapshot: {error}") from None
-    except (AttributeError, TypeError, ValueError):  # a list where an object should be, or the other way round
+    except (AttributeError, KeyError, TypeError):  # a list where an object should be, or too short a one
         raise LoadError(f"{where} is not a snapshot: a part of it has another form") from None
 
 
-class _BadValueError(Exception):
-    """A value of the document is not what it should be."""
+def _text(tree: Tree, key: str) -> str:
+    return printable(str(tree.get(key) or ""))
 
 
-def _text(value: object) -> str:
-    return "" if value is None else printable(str(value))
+def _whole(tree: Tree, key: str) -> int:
+    value: Any = tree.get(key, 0)
+    if type(value) is not int or abs(value) > FINITE_MAX:
+        raise ValueError(f"expected a whole number, got {printable(str(value))!r}")
+    return value
 
 
-def _whole(value: object) -> int:
-    if value is not None and (type(value) is not int or abs(value) > FINITE_MAX):
-        raise _BadValueError(f"expected a whole number, got {_text(value)!r}")
-    return value or 0
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < FINITE_MAX:
-        raise _BadValueError(f"expected a finite number, got {_text(value)!r}")
+def _number(value: Any) -> float:
+    if type(value) not in {int, float} or not abs(value) < FINITE_MAX:
+        raise ValueError(f"expected a finite number, got {printable(str(value))!r}")
     return float(value)
 
 
-def _positive(value: object) -> float:
-    number = _number(value)
-    if number <= 0.0:
-        raise _BadValueError(f"expected a positive number, got {number:g}")
-    return number
-
-
-def _maybe(value: object) -> float | None:
-    return None if value is None else _number(value)
-
-
-def _numbers(values: Iterable[object], length: int) -> tuple[float, ...]:
-    numbers = tuple(map(_number, values))
-    if len(numbers) != length:
-        raise _BadValueError(f"expected {length} numbers, got {len(numbers)}")
-    return numbers
+def _maybe(tree: Tree, key: str) -> float | None:
+    return None if (value := tree.get(key)) is None else _number(value)
 
 
 def _parts(tree: Tree, key: str) -> Tree:
@@ -368,19 +344,19 @@ def _parts(tree: Tree, key: str) -> Tree:
 def _config(tree: Tree) -> ConfigDocument:
     engines, facts = tree.get("engines") or (), _parts(tree, "config")
     return ConfigDocument(
-        _text(tree.get("config_id")),
+        _text(tree, "config_id"),
         {
             key: printable(value) if isinstance(value, str) else value
             for key, value in facts.items()
             if isinstance(value, (str, int, float, bool))
         },
-        _text(tree.get("telemetry")),
+        _text(tree, "telemetry"),
         len(engines),
-        _text(tree.get("quarantined")),
+        _text(tree, "quarantined"),
         {name: _target(name, each) for name, each in _parts(tree, "targets").items()},
         _scheduled_ahead(engines, facts.get("async_scheduling")),
-        tuple(map(_text, tree.get("doubts") or ())),
-        _whole(tree.get("last_heard_unix_nano")),
+        tuple(printable(str(each)) for each in tree.get("doubts") or ()),
+        _whole(tree, "last_heard_unix_nano"),
         bool(tree.get("replaced_by")),
         tree.get("prefix_hits_hidden") is True,
     )
@@ -395,21 +371,21 @@ def _scheduled_ahead(engines: Iterable[Tree], stated: object) -> bool | None:
 
 
 def _target(name: str, tree: Tree) -> Target:
-    context, factor = tree.get("context_us_per_token"), _maybe(tree.get("mean_factor"))
+    factor = _maybe(tree, "mean_factor")
     return Target(
         name,
-        _text(tree.get("champion")),
+        _text(tree, "champion"),
         {key: _model(key, each) for key, each in _parts(tree, "models").items()},
         _interval(tree.get("interval")),
         {cell: _shape(each) for cell, each in _parts(tree, "shape_factors").items()},
         _seen(tree.get("seen")),
-        _maybe(tree.get("mean_us")),
+        _maybe(tree, "mean_us"),
         1.0 if factor is None else factor,
-        _maybe(tree.get("step_ahead_us")),
-        None if context is None else _positive(context),
+        _maybe(tree, "step_ahead_us"),
+        _maybe(tree, "context_us_per_token"),
         tree.get("shape_factors_applied") is not False,
         {
-            phase: Level(_positive(level.get("factor")), _whole(level.get("last_row_unix_nano")))
+            phase: Level(_number(level["factor"]), _whole(level, "last_row_unix_nano"))
             for phase, level in _parts(tree, "level").items()
         },
         _change(_parts(tree, "drift")),
@@ -419,8 +395,8 @@ def _target(name: str, tree: Tree) -> Target:
 
 def _shape(tree: Tree) -> Shape:
     usual = tree.get("usual")
-    work = None if usual is None else MeanWork(*_numbers(usual, 4))
-    return Shape(_positive(tree.get("factor")), _number(tree.get("rows") or 0.0), work)
+    work = None if usual is None else MeanWork(*map(_number, usual))
+    return Shape(_number(tree["factor"]), _maybe(tree, "rows") or 0.0, work)
 
 
 def _model(name: str, tree: Tree) -> Model:
@@ -428,60 +404,62 @@ def _model(name: str, tree: Tree) -> Model:
     errors = (_parts(tree, key) for key in ("shaped_error", "prediction_error", "error"))
     error = next(filter(None, errors), {})
     coefficients = tuple(map(_coefficient, tree.get("features") or ()))
-    rows, size = tree.get("covariance") or (), len(coefficients)
-    if len(rows) not in {0, size}:
-        raise _BadValueError(f"expected {size} rows of a covariance, got {len(rows)}")
+    covariance = tuple(tuple(map(_number, row)) for row in tree.get("covariance") or ())
+    if covariance and [*map(len, covariance)] != [len(coefficients)] * len(coefficients):
+        raise ValueError("expected a covariance of all coefficients")
     return Model(
         name,
         coefficients,
-        _whole(tree.get("rows")),
-        _maybe(error.get("mape")),
-        _maybe(error.get("median_ape")),
-        tuple(_numbers(row, size) for row in rows),
+        _whole(tree, "rows"),
+        _maybe(error, "mape"),
+        _maybe(error, "median_ape"),
+        covariance,
     )
 
 
 def _coefficient(tree: Tree) -> Coefficient:
     return Coefficient(
-        _text(tree.get("name")),
-        _text(tree.get("unit")),
-        _number(tree.get("coefficient")),
-        _maybe(tree.get("stderr")),
-        _text(tree.get("status")),
-        _maybe(tree.get("mean")),
-        _text(tree.get("reason")),
-        _maybe(tree.get("form_error")),
+        _text(tree, "name"),
+        _text(tree, "unit"),
+        _number(tree["coefficient"]),
+        _maybe(tree, "stderr"),
+        _text(tree, "status"),
+        _maybe(tree, "mean"),
+        _text(tree, "reason"),
+        _maybe(tree, "form_error"),
     )
 
 
 def _interval(tree: Tree | None) -> Interval | None:
     if tree is None:
         return None
-    strata = {name: _numbers(each, 3) for name, each in _parts(tree, "strata").items()}
-    pooled = _number(tree.get("p10")), _number(tree.get("p90"))
-    return Interval(pooled, {name: (p10, p90) for name, (p10, _, p90) in strata.items()})
+    strata = {}
+    for name, ratios in _parts(tree, "strata").items():
+        p10, _, p90 = map(_number, ratios)
+        strata[name] = p10, p90
+    return Interval((_number(tree["p10"]), _number(tree["p90"])), strata)
 
 
 def _change(tree: Tree) -> SpeedChange | None:
     if tree.get("gain") is None or tree.get("last_unix_nano") is None:
         return None
     return SpeedChange(
-        _positive(tree["gain"]),
-        _whole(tree["last_unix_nano"]),
-        _text(tree.get("term")),
-        _maybe(tree.get("added")),
-        _maybe(tree.get("last_within_s")),
+        _number(tree["gain"]),
+        _whole(tree, "last_unix_nano"),
+        _text(tree, "term"),
+        _maybe(tree, "added"),
+        _maybe(tree, "last_within_s"),
     )
 
 
 def _outliers(replicas: Sequence[Tree]) -> tuple[OutlierReplica, ...]:
     return tuple(
         OutlierReplica(
-            _text(each.get("engine")),
-            _positive(each["ratio"]),
-            _maybe(each.get("stderr")),
-            _text(each.get("term")),
-            _maybe(each.get("added")),
+            _text(each, "engine"),
+            _number(each["ratio"]),
+            _maybe(each, "stderr"),
+            _text(each, "term"),
+            _maybe(each, "added"),
             len(replicas) - 1,
         )
         for each in replicas
@@ -492,6 +470,8 @@ def _outliers(replicas: Sequence[Tree]) -> tuple[OutlierReplica, ...]:
 def _seen(tree: Tree | None) -> Seen | None:
     if tree is None:
         return None
-    bounds = {name: _numbers(each, 2) for name, each in _parts(tree, "features").items()}
+    bounds = {}
+    for name, (low, high) in _parts(tree, "features").items():
+        bounds[name] = _number(low), _number(high)
     cells = frozenset(map(str, tree.get("cells") or ()))
-    return Seen({name: (lowest, highest) for name, (lowest, highest) in bounds.items()}, cells)
+    return Seen(bounds, cells)

@@ -7,8 +7,8 @@ import math
 TOKENS_MAX = 1e9
 """More tokens than this in one step or request is a mistake, not a question."""
 
-FINITE_MAX = 1e300
-"""No number of a snapshot or of a caller is larger."""
+FINITE_MAX = 1e30
+"""No number of a snapshot is larger, so that no sum or product of them is infinite."""
 
 REQUESTS_MAX = 1e6
 """The same for requests."""

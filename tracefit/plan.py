@@ -32,7 +32,8 @@ class Plan(NamedTuple):
     Attributes:
         concurrency: the largest one that keeps the targets; 0 if not even one request does.
         limit: what ends it: ``itl`` or ``ttft`` (compute: one more request breaks it), ``token_budget`` (prefills
-            fill every step), ``max_num_seqs``, ``kv_capacity``; ``none`` where the search ended because nobody said.
+            fill every step), ``max_num_seqs``, ``kv_capacity``; ``seen``, the largest batch that was seen, where no
+            limit is known; ``none`` where that is not known either.
         at: what requests see there (at 1 where the concurrency is 0).
         curve: the same at 1, 2, 4, … and at ``concurrency``, up to twice as many.
         replicas: engines that the rate needs within the targets; None without a rate or without an answer.
@@ -68,9 +69,11 @@ def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object,
     best = _largest(broken, end, loop.rises)
     if safe:
         best = _last_within(lambda n: broken(n, end_of_band=True), best)
-    limit = slot_limit if best == end and slots < CONCURRENCY_MAX + 1 else "none"
+    limit = slot_limit
     if best < end:
         limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1, end_of_band=safe)
+    elif slots >= CONCURRENCY_MAX + 1:
+        best, limit = (min(best, loop.largest_seen), "seen") if loop.largest_seen else (best, "none")
     here = at(max(best, 1))
     last = min(end, max(2 * best, 8))
     sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})

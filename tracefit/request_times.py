@@ -136,8 +136,6 @@ class _Load(NamedTuple):
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
-    __slots__ = ("_after", "_before", "_loop", "_speculates", "_steps", "_whole_prompts", "limits", "rises")
-
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
         targets, facts = config.targets, config.facts
         self._steps = steps.of_many_steps()
@@ -147,6 +145,7 @@ class RequestTimes:
         self._loop = ClosedLoop(self._steps, ahead=_ahead(config))
         self.limits: Limits = steps.limits
         self.rises = steps.surface.rises
+        self.largest_seen = int(steps.seen.get("requests", (0.0, 0.0))[1])
         self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
         self._after = _outside_time(targets.get("post_decode"), "output_tokens")
 

@@ -92,8 +92,8 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
         self._strata = visited_strata(target, config.telemetry)
-        seen = {} if target.seen is None else target.seen.features
-        self._bounds = [seen.get(name, _ALL) for name in FEATURES[1:]]
+        self.seen = {} if target.seen is None else target.seen.features
+        self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
         values = {each.name: each.value for each in self.model.coefficients}
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0

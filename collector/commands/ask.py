@@ -302,7 +302,7 @@ def _shown_tree(config: Config) -> dict[str, object]:
         "config": dict(config.facts),
         "usable": config.usable,
         "reasons": list(config.reasons),
-        "verdict": config.verdict.to_dict(),
+        "verdict": {"state": config.verdict.state, **tree_of(config.verdict)},
         "limits": tree_of(config.limits),
         "targets": {
             name: {

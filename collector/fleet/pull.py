@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import msgspec
 
+import tracefit
 from collector import __version__
 from collector.config import Config
 from collector.identity import unknown_experts
@@ -34,7 +35,6 @@ from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
-from exporters.wording import outlier_replicas
 from online import Bank, ConfigSnapshot, Snapshot, StateError, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
@@ -317,15 +317,8 @@ def complaints(pulled: Pulled) -> list[str]:
 
 def _odd(snapshot: Snapshot) -> list[str]:
     """Replicas that differ."""
-    lines = []
-    for each in snapshot.configs:
-        for name, learned in each.targets.items():
-            odd = outlier_replicas(learned)
-            said = [one.text for one in odd]
-            if more := sum(one.differs for one in learned.replicas) - len(odd):
-                said.append(f"{more} more engines differ from the others")
-            lines += [f"warning: {each.config_id} {name}: {text}" for text in said]
-    return lines
+    configs = tracefit.load(snapshot.to_json()).configs
+    return [f"warning: {each.config_id} step_time: {odd.text}" for each in configs for odd in each.verdict.outliers]
 
 
 def _write_bank(directory: Path, bank: Bank, snapshot: Snapshot) -> None:

@@ -121,15 +121,20 @@ def test_before_the_first_snapshot_and_of_an_unknown_configuration_it_says_so(sn
     assert (response.status, said in response.body) == (status, True)
 
 
-@pytest.mark.parametrize("target", ["/predict?requests=1e6&context=1e9"])
-def test_coefficients_that_lead_to_no_finite_time_are_a_422(target):
+@pytest.mark.parametrize(("coefficient", "status"), [(9e29, 200), (9e299, 422)])
+@pytest.mark.parametrize(
+    "target", ["/predict?requests=1e6&context=1e9", "/predict?prompt=900&output=90", "/plan?prompt=9&output=9&itl=9s"]
+)
+def test_the_largest_coefficients_that_are_read_lead_to_finite_times(target, coefficient, status):
     def absurd(changed):
         for feature in step_time_of(changed)["models"]["portable"]["features"]:
-            feature["coefficient"] = 9e299
+            feature["coefficient"] = feature["stderr"] = coefficient
+        step_time_of(changed)["shape_factors"] = {}
 
     response = ask(target, bent(absurd))
-    assert response.status == 422
-    assert b"too large for this question" in response.body
+    assert response.status == status
+    assert b"NaN" not in response.body
+    assert b"Infinity" not in response.body
 
 
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])

@@ -117,15 +117,6 @@ def test_a_coefficient_that_is_no_finite_number_is_refused(value):
     assert "expected a finite number" in refused(text.encode())
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("shape_factors", {"decode:8": {"factor": 0.0}}), ("context_us_per_token", -1.0)]
-)
-def test_a_number_that_cannot_be_is_refused(key, value):
-    bent = tree()
-    step_time_of(bent)[key] = value
-    assert "expected a positive number" in refused(encoded(bent))
-
-
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=5),

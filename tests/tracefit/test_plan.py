@@ -57,9 +57,13 @@ def test_kv_capacity_leaves_room_for_requests_whose_phases_agree():
     assert held * (2000 + 150) < 100_000 < (held + 4) * (2000 + 150)
 
 
-def test_where_no_limit_is_known_it_says_so():
+def test_where_no_limit_is_known_it_says_so_and_ends_at_the_largest_batch_seen():
     bare = tree()
     bare["configs"][0]["config"] = {}
+    plan = config_of(bare).plan(**CHAT)
+    assert (plan.concurrency, plan.limit) == (60, "seen")
+    assert config_of(bare).plan(**CHAT, itl_ms=60).limit == "itl"
+    bare["configs"][0]["targets"]["step_time"]["seen"] = None
     assert config_of(bare).plan(**CHAT).limit == "none"
 
 

@@ -104,7 +104,7 @@ def test_the_error_of_a_sum_is_that_of_its_covariance():
     assert traded.extrapolated
     assert traded.high / traded.us == pytest.approx(inside.high / inside.us, rel=1e-3)
     assert alone.high > traded.high
-    with pytest.raises(tracefit.LoadError, match="expected 4 rows of a covariance"):
+    with pytest.raises(tracefit.LoadError, match="a covariance of all coefficients"):
         changed(lambda target: target["models"]["portable"].update(covariance=[[1.0]]))
 
 

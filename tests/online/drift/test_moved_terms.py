@@ -9,7 +9,6 @@ import pytest
 
 from collector.decode import Export
 from collector.service.pipeline import make_pipeline
-from exporters.wording import outlier_replicas
 from online import Bank, RowBlock, Snapshot, Target, merge_states
 from online.moved_term import moved_term
 from online.snapshot import ConfigSnapshot
@@ -31,7 +30,7 @@ from tests.support.slower import (
     slowed,
     step_rows,
 )
-from tracefit import load, term_text
+from tracefit import OutlierReplica, load, term_text
 
 STEP, ONSET, TEN_MINUTES_NS = "step_time", 7_900, 600 * 10**9
 
@@ -270,7 +269,8 @@ def test_the_three_cases_of_slower_md_say_what_stands_there():
     after = changed(every_step_longer(30_800.0))
     assert f"steps take {after.gain:.3g} × as long since" in text
     assert f": {term_text(after.term, after.added)}\n" in text
-    (odd,) = outlier_replicas(merged(prefill_longer(1.5)))
+    (slow,) = (each for each in merged(prefill_longer(1.5)).replicas if each.differs)
+    odd = OutlierReplica(slow.engine, slow.ratio, slow.stderr, slow.term, slow.added, siblings=3)
     assert f"{odd.text.replace('engine-2', 'vllm-2')}\n" in text
     (diff,) = learned_from_steps(everything_longer(1.0)).diff(learned_from_steps(decode_longer(3.3))).configs
     assert f"what moved: {term_text(diff.term, diff.added)}\n" in text

@@ -139,6 +139,11 @@ class Timed(NamedTuple):
     label: str
     said: Said
 
+    @property
+    def size_bytes(self) -> int:
+        """What it counts for in a turn, or in memory."""
+        return len(self.said.payload) if isinstance(self.said, Export) else _NUMBERS_BYTES
+
 
 class Recording:
     """One file; iterate once. ``position_bytes`` of ``size_bytes`` have been read so far.
@@ -272,12 +277,11 @@ def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
     batch: list[Timed] = []
     size_bytes = 0
     for item in timed:
-        item_bytes = len(item.said.payload) if isinstance(item.said, Export) else _NUMBERS_BYTES
-        if batch and size_bytes + item_bytes > bytes_max:
+        if batch and size_bytes + item.size_bytes > bytes_max:
             yield batch
             batch, size_bytes = [], 0
         batch.append(item)
-        size_bytes += item_bytes
+        size_bytes += item.size_bytes
     if batch:
         yield batch
 

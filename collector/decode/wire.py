@@ -222,15 +222,15 @@ class Part(NamedTuple):
                 │              └─ API spans                                   ─►  a   the same resource again
                 └─ resource b …
 
-    API spans are needed where the requests are whose parents they are, which ``ids`` tell, eight bytes each: of API
-    spans their own, of journeys those of their parents.
+    API spans are needed where the requests are whose parents they are, which ``ids`` tell: of API spans their own, of
+    journeys those of their parents.
     """
 
     is_api: bool
     instance: str
     payload: bytes
     newest_end_unix_nano: int
-    ids: bytes
+    ids: frozenset[bytes]
 
 
 def parts_by_emitter(payload: bytes, peer: str) -> list[Part]:
@@ -264,6 +264,6 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
                 if scope.scope.name in (words.API_SCOPE, words.CORE_SCOPE)
                 for span in scope.items
             ]
-            ids = b"".join([each for each in told if len(each) == words.SPAN_ID_BYTES])
+            ids = frozenset(each for each in told if each)
             newest = max((span.end_unix_nano for scope in own for span in scope.items), default=0)
             yield Part(is_api, instance, export.SerializeToString(), newest, ids)

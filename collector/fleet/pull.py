@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import STATE_BYTES_MAX, check_sources, fetch_states, find_targets, sentence
+from .sources import STATE_BYTES_MAX, TOO_LARGE, check_sources, fetch_states, find_targets, sentence
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -115,11 +115,9 @@ def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     bank = Bank(config)
     try:
         if path.stat().st_size > STATE_BYTES_MAX:
-            return FleetSource(name, PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
+            return FleetSource(name, PullOutcome.TOO_LARGE, TOO_LARGE)
         data = path.read_bytes()
         bank.restore(data)
-    except OSError as error:
-        return FleetSource(name, PullOutcome.UNREACHABLE, sentence(error))
     except StateError as error:
         return FleetSource(name, PullOutcome.UNEXPECTED, str(error))
     first_ns, last_ns = bank.event_span_ns()
@@ -216,17 +214,21 @@ class Puller:
         self._directory.release()
         return True
 
-    def pull(self, *, is_shown: bool = False) -> Pulled:
-        """Ask every source, merge, write; if shown, with how many were asked."""
+    def pull(self) -> Pulled:
+        """Ask every source, merge, write."""
+        sources: list[FleetSource] = []
         try:
             with working_directory(self._options.out / FETCHED_NAME) as directory:
-                return self._pull(directory, is_shown=is_shown)
-        except OSError as error:  # no directory on a volume that is full, or can only be read
-            return Pulled([], self._snapshot, f"nothing written: {sentence(error)}")
+                chosen, sources = self._gather(directory)
+                problem = self._publish(chosen, sources)
+        except (OSError, StateError) as error:  # a volume that is full, say; or two of one name have other columns
+            problem = f"nothing written: {sentence(error)}"
+        return Pulled(sources, self._snapshot, problem)
 
-    def _pull(self, directory: Path, *, is_shown: bool) -> Pulled:
+    def _gather(self, directory: Path) -> tuple[list[Examined], list[FleetSource]]:
+        """The states to add, in order, and what became of every source."""
         options, places = self._options, find_targets(self._options.sources)
-        with progress("asked", len(places), "sources", shown=is_shown) as bar:
+        with progress("asked", len(places), "sources") as bar:
             fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
             fetched = asyncio.run(fetching)
         read = [
@@ -235,32 +237,26 @@ class Puller:
         ]
         chosen, refused = choose([each for each in read if isinstance(each, Examined)])
         unusable = [each for each in read if isinstance(each, FleetSource)]
-        return self._publish(chosen, sorted([*unusable, *refused, *(each.source for each in chosen)]))
+        return chosen, sorted([*unusable, *refused, *(each.source for each in chosen)])
 
-    def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> Pulled:
+    def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> str:
+        """Write the sum of chosen states, if it is another one; why not."""
         # an older state of an engine that answered under another name is no source that is missing
         missing = sum(source.outcome not in (PullOutcome.MERGED, PullOutcome.SAME_ENGINE) for source in sources)
-        share = 1.0 - missing / max(len(sources), 1)
-        if not chosen or share < self._options.require:
-            return Pulled(
-                sources, self._snapshot, f"{missing} of {len(sources)} sources gave no state: nothing written"
-            )
-        digests = [each.digest for each in chosen]
-        if digests == self._written and (self._options.out / SNAPSHOT_NAME).exists():
-            return Pulled(sources, self._snapshot)
-        try:
-            bank = add(chosen, self._config)
-            snapshot = self._write(bank)
-        except (OSError, StateError) as error:
-            return Pulled(sources, self._snapshot, f"nothing written: {sentence(error)}")
+        if not chosen or missing > (1.0 - self._options.require) * len(sources):
+            return f"{missing} of {len(sources)} sources gave no state: nothing written"
+        out, digests = self._options.out, [each.digest for each in chosen]
+        if digests == self._written and (out / SNAPSHOT_NAME).exists():
+            return ""
+        merged = add(chosen, self._config)
+        published = published_snapshot(out / SNAPSHOT_NAME)
+        snapshot = fleet_snapshot(merged, 1 if published is None else published.generation + 1)
+        for config in snapshot.configs:
+            write_atomically(out / STATES_NAME / f"{config.config_id}.bin", merged.state(config.config_id))
+        if errors := write_snapshot(out, snapshot).errors:
+            raise OSError(f"{errors[0][0]}: {errors[0][1]}")
         self._written, self._snapshot = digests, snapshot
-        return Pulled(sources, snapshot)
-
-    def _write(self, bank: Bank) -> Snapshot:
-        published = published_snapshot(self._options.out / SNAPSHOT_NAME)
-        snapshot = fleet_snapshot(bank, 1 if published is None else published.generation + 1)
-        _write_bank(self._options.out, bank, snapshot)
-        return snapshot
+        return ""
 
 
 def pull_once(options: PullOptions, config: Config, clock: Clock) -> int:
@@ -268,7 +264,7 @@ def pull_once(options: PullOptions, config: Config, clock: Clock) -> int:
     puller = Puller(options, config, clock)
     puller.start()
     try:
-        pulled = puller.pull(is_shown=True)
+        pulled = puller.pull()
     finally:
         puller.stop()
     return conclude(pulled, options)
@@ -319,12 +315,3 @@ def _odd(snapshot: Snapshot) -> list[str]:
     """Replicas that differ."""
     configs = tracefit.load(snapshot.to_json()).configs
     return [f"warning: {each.config_id} step_time: {odd.text}" for each in configs for odd in each.verdict.outliers]
-
-
-def _write_bank(directory: Path, bank: Bank, snapshot: Snapshot) -> None:
-    for each in snapshot.configs:
-        state = bank.state(each.config_id)
-        write_atomically(directory / STATES_NAME / f"{each.config_id}.bin", state)
-    errors = write_snapshot(directory, snapshot).errors
-    if errors:
-        raise OSError(f"{errors[0][0]}: {errors[0][1]}")

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import http
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -36,9 +35,6 @@ from exporters.status_page import FleetSource
 
 # --- states -----------------------------------------------------------------------------------------------------------
 
-SOURCES_MAX = 10_000
-"""Most states of one source; the rest is said."""
-STATE_SUFFIX = ".bin"
 STATE_PATH = "/state"
 _DNS = "dns+"
 
@@ -91,13 +87,11 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
 
 
 def _below(source: str) -> Iterator[StateSource]:
-    """The file that a source names, or all states below it, the first so many by name."""
+    """The file that a source names, or all states below it."""
     names = sorted(map(str, state_files(Path(source))))
-    yield from map(StateSource, names[:SOURCES_MAX])
+    yield from map(StateSource, names)
     if not names:
-        yield StateSource(source, problem=f"there is no *{STATE_SUFFIX} in it")
-    if len(names) > SOURCES_MAX:
-        yield StateSource(source, problem=f"more than {SOURCES_MAX} states are in it; the first by name were taken")
+        yield StateSource(source, problem="there is no *.bin in it")
 
 
 def _state_url(url: str) -> URL:
@@ -111,6 +105,7 @@ def sentence(error: Exception) -> str:
 
 
 STATE_BYTES_MAX = 1 << 30
+TOO_LARGE = "larger than 1 GiB"
 CONNECTIONS = 16
 _CHUNK_BYTES = 1 << 18
 _OUTCOMES = {
@@ -118,14 +113,6 @@ _OUTCOMES = {
     403: PullOutcome.UNAUTHENTICATED,
     503: PullOutcome.NOTHING_YET,
 }
-
-
-class _Refusal(Exception):
-    """A state that is not taken, and why."""
-
-    def __init__(self, outcome: PullOutcome, detail: str) -> None:
-        super().__init__(detail)
-        self.outcome = outcome
 
 
 async def fetch_states(
@@ -145,16 +132,13 @@ async def fetch_states(
     async def fetch(session: aiohttp.ClientSession, place: StateSource, file: Path) -> Path | FleetSource:
         try:
             async with free:
-                await _fetch(session, place, file, token)
-        except _Refusal as refusal:
-            return FleetSource(place.name, refusal.outcome, str(refusal))
+                refused = await _fetch(session, place, file, token)
         except TimeoutError:
-            return FleetSource(place.name, PullOutcome.UNREACHABLE, f"no answer within {timeout_s:g} s")
+            refused = PullOutcome.UNREACHABLE, f"no answer within {timeout_s:g} s"
         except (OSError, ValueError, StartError, aiohttp.ClientError) as error:
-            return FleetSource(place.name, PullOutcome.UNREACHABLE, sentence(error))
-        finally:
-            done(1)
-        return file
+            refused = PullOutcome.UNREACHABLE, sentence(error)
+        done(1)
+        return FleetSource(place.name, *refused) if refused else file
 
     async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
         return await asyncio.gather(
@@ -164,84 +148,50 @@ async def fetch_states(
 
 async def _fetch(
     session: aiohttp.ClientSession, place: StateSource, file: Path, token: Callable[[], str | None]
-) -> None:
+) -> tuple[PullOutcome, str] | None:
+    """Bring a state here; why it is not taken."""
     if place.problem:
-        raise _Refusal(PullOutcome.UNREACHABLE, place.problem)
-    if place.url:
-        await _ask(session, place, file, token())
-    else:
+        return PullOutcome.UNREACHABLE, place.problem
+    if not place.url:
         shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
-
-
-async def _ask(session: aiohttp.ClientSession, place: StateSource, file: Path, token: str | None) -> None:
-    headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    url, host = place.url, None
+        return None
+    headers, url, host = {"Accept-Encoding": "identity"}, place.url, None
+    if word := token():
+        headers["Authorization"] = f"Bearer {word}"
     if place.address:  # of the many behind the name, which stays what is asked for
         asked = URL(place.url)
         url, host, headers["Host"] = place.name, asked.host, asked.raw_authority
     async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
         if response.status != http.HTTPStatus.OK:
             outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
-            raise _Refusal(outcome, f"status {response.status} {response.reason}{_remedy(response.status, url)}")
-        announced, size_bytes = response.content_length, 0
-        _check_size(announced or 0)
+            meant = "; is pages_state on there?" if response.status == http.HTTPStatus.NOT_FOUND else ""
+            return outcome, f"status {response.status} {response.reason}{meant}"
         with file.open("wb") as body:
-            try:
-                async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                    size_bytes += len(chunk)
-                    _check_size(size_bytes)
-                    body.write(chunk)
-            except aiohttp.ClientPayloadError:
-                whole = "all" if announced is None else announced
-                detail = f"the answer broke off after {size_bytes} of {whole} bytes"
-                raise _Refusal(PullOutcome.UNREACHABLE, detail) from None
-
-
-def _remedy(status: int, url: str) -> str:
-    """What would help; empty where nobody knows."""
-    is_off = status == http.HTTPStatus.NOT_FOUND and URL(url).path == STATE_PATH
-    return "; set TRACEFIT_PAGES_STATE=true in that sidecar" if is_off else ""
-
-
-def _check_size(size_bytes: int) -> None:
-    if size_bytes > STATE_BYTES_MAX:
-        raise _Refusal(PullOutcome.TOO_LARGE, f"larger than {STATE_BYTES_MAX >> 20} MiB")
+            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
+                body.write(chunk)
+                if body.tell() > STATE_BYTES_MAX:
+                    return PullOutcome.TOO_LARGE, TOO_LARGE
+    return None
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
-class RecordedFile(NamedTuple):
-    """A file or object, and its size."""
-
-    name: str
-    size_bytes: int
-
-
-def find_recordings(paths: Sequence[str]) -> list[RecordedFile]:
+def find_recordings(paths: Sequence[str]) -> list[str]:
     """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
-    files: dict[str, RecordedFile] = {}
+    files: set[str] = set()
     for place in paths:
         if place == STDIN:
             raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
-        found = _list_objects(place) if "://" in place else _local_files(place)
-        if not found:
-            raise StartError(f"cannot read {place}: there is no object in it")
-        files |= {file.name: file for file in found}
-    return sorted(files.values(), key=lambda file: (source_of(file.name), file.name))
+        is_local = "://" not in place
+        found = recording_files([place]) if is_local else _list_objects(place)
+        if not found or (is_local and not Path(place).exists()):
+            raise StartError(f"cannot read {place}: there is no such file or object")
+        files.update(found)
+    return sorted(files, key=lambda name: (source_of(name), name))
 
 
-def _local_files(place: str) -> list[RecordedFile]:
-    try:
-        return [
-            RecordedFile(name, os.stat(name).st_size)  # noqa: PTH116 -- there may be a million
-            for name in recording_files([place])
-        ]
-    except OSError as error:
-        raise StartError(f"cannot read {place}: {sentence(error)}") from None
-
-
-def _list_objects(url: str) -> list[RecordedFile]:
+def _list_objects(url: str) -> list[str]:
     """An object, all below a prefix but for hidden ones, or those that match a pattern."""
     try:
         import fsspec  # noqa: PLC0415
@@ -253,17 +203,17 @@ def _list_objects(url: str) -> list[RecordedFile]:
     except Exception as error:  # noqa: BLE001 -- every store has errors of its own
         raise StartError(f"cannot read {url}: {type(error).__name__}: {error}") from None
     return [
-        RecordedFile(storage.unstrip_protocol(name), int(about.get("size") or 0))
+        storage.unstrip_protocol(name)
         for name, about in found.items()
         if about.get("type") != "directory" and not name.rpartition("/")[2].startswith(".")
     ]
 
 
-def open_recording(file: RecordedFile, warn: PrintLine) -> Recording:
+def open_recording(name: str, warn: PrintLine) -> Recording:
     """The file as a recording; a name may be any bytes, and is told in text."""
-    source = source_of(file.name).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-    if "://" not in file.name:
-        return Recording(file.name, warn, source)
+    source = source_of(name).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    if "://" not in name:
+        return Recording(name, warn, source)
     import fsspec  # noqa: PLC0415
 
-    return Recording(file.name, warn, source, fsspec.open(file.name, "rb").open())
+    return Recording(name, warn, source, fsspec.open(name, "rb").open())

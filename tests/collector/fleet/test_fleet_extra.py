@@ -12,7 +12,7 @@ import pytest
 from tests.support.fleets import record_two_minutes
 from tests.support.processes import tracefit
 
-TASKS = {"cut", "learn_references"}
+TASKS = {"cut", "learn_bucket"}
 ABSENT = [name for name in ("ray", "s3fs", "moto") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.timeout(600),

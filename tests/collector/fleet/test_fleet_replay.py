@@ -41,10 +41,10 @@ def learned(places):
     *gathered, (buckets, _) = cut(find_recordings([str(place) for place in places]))
     by_bucket = {}
     for bucket, pieces in zip(buckets, gathered, strict=True):
-        by_bucket.setdefault(bucket, []).extend(pieces)
+        by_bucket.setdefault(bucket, []).append(pieces)
     shared = by_bucket.pop(SHARED, [])
-    found = [each for own in by_bucket.values() for each in learn_bucket(CONFIG, own, shared)]
-    return {each.key.instance: each.state for each in found}
+    found = [each for own in by_bucket.values() for each in learn_bucket(CONFIG, len(own), *own, *shared)]
+    return {each.instance: each.state for each in found}
 
 
 def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(payloads, tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_an_engine_that_is_behind_the_others_of_its_files_keeps_its_order(payloa
 
 def test_what_cannot_be_read_or_learned_without_the_extra_is_said(tmp_path, capsys, monkeypatch):
     for extra, place, sentence in (
-        (sys, tmp_path / "none.pb", "none.pb: No such file"),
+        (sys, tmp_path / "none.pb", "none.pb: there is no such file"),
         (None, DATA / "c10_long", "`fleet replay` needs Ray: install tracefit's extra fleet"),
     ):
         monkeypatch.setitem(sys.modules, "ray", extra)
@@ -89,9 +89,9 @@ def stored(payloads, tmp_path):
 
 def test_objects_of_a_store_are_files(stored):
     files = find_recordings([stored])
-    assert [file.name for file in files] == [f"{stored}/traces.pb", f"{stored}/traces.pb.1"]
-    assert [source_of(file.name) for file in files] == [f"{stored}/traces.pb"] * 2
+    assert files == [f"{stored}/traces.pb", f"{stored}/traces.pb.1"]
+    assert [source_of(file) for file in files] == [f"{stored}/traces.pb"] * 2
     assert len(find_recordings([f"{stored}/*.1"])) == 1
     assert list(learned([stored])) == ["engine-0"]
-    with pytest.raises(StartError, match="there is no object in it"):
+    with pytest.raises(StartError, match="there is no such file or object"):
         find_recordings(["memory://bucket/none"])

@@ -106,7 +106,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "15 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
+        "15 sources: 2 merged, 3 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 1 too_large, 2 nothing_yet"
     )
     text = "\n".join(noted)
     for name, words in {
@@ -114,7 +114,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "newer": f"unexpected: state version {VERSION + 1} is not {VERSION}",
         "moved": "refused: status 301",
         "young": "nothing_yet: status 503",
-        "state": "refused: status 404 Not Found; set TRACEFIT_PAGES_STATE=true in that sidecar",
+        "state": "refused: status 404 Not Found; is pages_state on there?",
         "empty": "nothing_yet: nothing was learned in this state",
     }.items():
         assert f"/{name}: {words}" in text

@@ -277,7 +277,7 @@ def export(
     if file_format == "blis-trace":
         if out is None:
             raise ConfigError("--out", "a trace is two files; say in which directory")
-        return export_traffic([Path(snapshot)], out, SystemClock())
+        return export_traffic([Path(snapshot)], out)
     from collector.commands.ask import load_whole  # noqa: PLC0415
     from collector.recordings import check_targets  # noqa: PLC0415
 
@@ -302,7 +302,7 @@ def replay(*, files: tuple[Path, ...], out: Path, state: Path | None, config: Co
     from collector.commands import replay as made  # noqa: PLC0415
 
     stdin = getattr(sys.stdin, "buffer", None)  # closed by whoever started us
-    work = partial(made.replay, files, out, config, SystemClock(), state=state, stdin=stdin)
+    work = partial(made.replay, files, out, config, state=state, stdin=stdin)
     return _written(work, out, in_json=in_json)
 
 

@@ -40,7 +40,7 @@ from collector.decode import Export, fpm, json_to_protobuf, read_span_ends
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_MARK, KvBatch, read_line
 from collector.decode.pages import PageFault, ScrapedPage, is_page_line, read_page_line
-from collector.runtime import Clock, PrintLine, StartError, progress
+from collector.runtime import PrintLine, StartError, progress
 from collector.telemetry import Outcome, Skip
 
 STDIN: Final = "-"
@@ -51,7 +51,6 @@ SNIFF_BYTES: Final = 64
 _VARINT_BYTES_MAX, _CONTINUED = 5, 0x80
 _NUMBERS_BYTES: Final = 256
 """What a page or a batch of KV events counts for in a turn: it holds numbers only."""
-_OTHER_SIGNALS: Final = (b'{"resourceMetrics"', b'{"resourceLogs"')
 _ROTATED: Final = re.compile(
     r"(?P<stem>.+?)(?:"
     r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
@@ -68,11 +67,7 @@ _PARTITIONED: Final = re.compile(
 # --- bytes ------------------------------------------------------------------------------------------------------------
 
 
-class NoEntryError(ValueError):
-    """The bytes end, or are something else, where an entry should be."""
-
-
-_DAMAGES: Final = (NoEntryError, EOFError, zlib.error, gzip.BadGzipFile)
+_DAMAGES: Final = (EOFError, zlib.error, gzip.BadGzipFile)
 """What reading raises where a file is damaged."""
 
 
@@ -89,28 +84,26 @@ def _is_json(head: bytes) -> bool:
 
 
 def _entries(stream: io.BufferedReader) -> Iterator[bytes]:
-    """Exports that are preceded by their length; NoEntryError where one is cut short, or no length begins one."""
-    while (length := _read_varint(stream)) is not None:
+    """Exports that are preceded by their length; EOFError where one is cut short, or no length begins one."""
+    while stream.peek(1):
+        length = _read_varint(stream)
         if not 0 < length <= EXPORT_BYTES_MAX:
-            raise NoEntryError("no length where an export should begin")
+            raise EOFError("no length where an export should begin")
         entry = stream.read(length)
         if len(entry) < length:
-            raise NoEntryError("the last export is cut short")
+            raise EOFError("the last export is cut short")
         yield entry
 
 
-def _read_varint(stream: io.BufferedReader) -> int | None:
+def _read_varint(stream: io.BufferedReader) -> int:
+    """A varint of protobuf; 0, which is no length, where none begins."""
     length = 0
     for index in range(_VARINT_BYTES_MAX):
-        byte = stream.read(1)
-        if not byte and index:
-            raise NoEntryError("a length is cut short")
-        if not byte:
-            return None
-        length |= (byte[0] & 0x7F) << (7 * index)
-        if byte[0] < _CONTINUED:
+        byte = ord(stream.read(1) or b"\0")
+        length |= (byte & 0x7F) << (7 * index)
+        if byte < _CONTINUED:
             return length
-    raise NoEntryError("no length where an export should begin")
+    return 0
 
 
 # --- entries ----------------------------------------------------------------------------------------------------------
@@ -127,6 +120,9 @@ _KINDS: Final[dict[str, type[Said]]] = {
 
 
 _NO_TRACES: Final = "entries are no OTLP traces"
+_NO_RECORDING: Final = (
+    "neither length-delimited OTLP nor lines of OTLP/JSON, KV events, pages or passes, plain or in gzip"
+)
 
 
 class Timed(NamedTuple):
@@ -163,10 +159,7 @@ class Recording:
             self.size_bytes = 0 if stream else self.path.stat().st_size
         except OSError as error:
             raise StartError(f"cannot read {path}: {error.strerror}") from None
-        self._entries = 0
-        self._unread: Counter[str] = Counter()
         self._passed_ns: Counter[str] = Counter()
-        self._said = False
         self._warn = warn
 
     @property
@@ -175,31 +168,39 @@ class Recording:
         return self.size_bytes if self._raw.closed or not self.size_bytes else min(self._raw.tell(), self.size_bytes)
 
     def __iter__(self) -> Generator[Timed, None, None]:
-        newest_unix_nano = 0
-        for said in self._said_in_it():
-            timed = said if isinstance(said, str) else self._timed(said, newest_unix_nano)
-            if isinstance(timed, str):
-                self._unread[timed] += 1
-                continue
-            newest_unix_nano = timed.unix_nano
-            self._entries += 1
-            yield timed
-        if not self._entries:
-            del self._unread[_NO_TRACES]
-        for what, count in self._unread.items():
-            self._say(f"{count} {what}")
-        if not (self._entries or self._said):
-            kinds = "neither length-delimited OTLP nor lines of OTLP/JSON, KV events, pages or passes"
-            self._say(f"{kinds}, plain or in gzip")
+        newest_unix_nano = entries = 0
+        damage, unread = "", Counter[str]()
+        try:
+            with self._raw:
+                stream = _decompressed(self._raw)
+                for read in self._read(stream):
+                    timed = read if isinstance(read, str) else self._timed(read, newest_unix_nano)
+                    if isinstance(timed, str):
+                        unread[timed] += 1
+                        continue
+                    newest_unix_nano = timed.unix_nano
+                    entries += 1
+                    yield timed
+        except _DAMAGES as error:
+            damage = f"damaged after {self.position_bytes} bytes ({error})"
+        except OSError as error:  # of the disk, which does not say of what
+            error.filename = self.name
+            raise
+        if not entries:
+            del unread[_NO_TRACES]
+            damage = "" if unread else _NO_RECORDING
+        for text in (*(f"{count} {what}" for what, count in unread.items()), damage):
+            if text:
+                self._warn(f"{self.name}: {text}")
 
     def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | str:
         """An entry in its place, which is not before the newest so far, or why it is not read."""
         match said:
             case bytes():
                 ends = read_span_ends(said)
-                if isinstance(ends, Outcome):
+                if isinstance(ends, Outcome) or not ends:  # JSON of metrics or logs has no span
                     return _NO_TRACES
-                unix_nano = max(ends, default=0)
+                unix_nano = max(ends)
                 said = Export(said, self.label, FILE_TRANSPORT, len(ends), self.label)
             case KvBatch():
                 unix_nano = said.ts_unix_ns
@@ -207,9 +208,7 @@ class Recording:
                 self._passed_ns[said.instance] += round(1e3 * said.wall_us)
                 unix_nano = self._passed_ns[said.instance]
                 said = msgspec.structs.replace(said, unix_ns=unix_nano)
-            case ForwardPass():
-                unix_nano = said.unix_ns
-            case ScrapedPage():
+            case ForwardPass() | ScrapedPage():
                 unix_nano = said.unix_ns
         return Timed(max(newest_unix_nano, unix_nano), self.label, said)
 
@@ -217,54 +216,28 @@ class Recording:
         """The exports of a recording without their times."""
         return (timed.said for timed in self if isinstance(timed.said, Export))
 
-    def _said_in_it(self) -> Iterator[bytes | Said | str]:
+    def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
         """Entries, and of those that are not read why, in words."""
-        try:
-            with self._raw:
-                stream = _decompressed(self._raw)
-                yield from self._lines(stream) if _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]) else _entries(stream)
-        except _DAMAGES as error:
-            if isinstance(error, NoEntryError) and not self._entries:
-                return  # no recording at all, which is said once
-            self._say(f"damaged after {self.position_bytes} bytes ({error})")
-        except OSError as error:  # of the disk, which does not say of what
-            raise OSError(error.errno or 0, error.strerror or str(error), self.name) from None
-
-    def _say(self, text: str) -> None:
-        self._said = True
-        self._warn(f"{self.name}: {text}")
-
-    def _lines(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
+        if not _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]):
+            yield from _entries(stream)
+            return
         for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
-            if line.strip() == b"{":
-                self._say("JSON over several lines is not read, only one object a line (jq -c .)")
-                return
             if not line.isspace():
                 yield self._line(line)
 
     def _line(self, line: bytes) -> bytes | Said | str:
-        if line.startswith(_OTHER_SIGNALS):
-            return "entries are metrics or logs, which are not read"
         if is_page_line(line):
             page = read_page_line(line, self.label)
             return f"pages cannot be learned from ({page})" if isinstance(page, PageFault) else page
-        if LINE_MARK in line:
-            batch = read_line(line, self.label)
-            return _NO_TRACES if isinstance(batch, Skip) else batch
         if fpm.LINE_MARK in line:
             passed = fpm.read_line(line, self.label)
-            return (
-                f"records of forward passes cannot be learned from ({passed})" if isinstance(passed, Skip) else passed
-            )
-        return _converted(line)
-
-
-def _converted(text: bytes) -> bytes | str:
-    """An export in protobuf, or that it is none."""
-    try:
-        return json_to_protobuf(text)
-    except ValueError:
-        return _NO_TRACES
+            why = f"records of forward passes cannot be learned from ({passed})"
+            return why if isinstance(passed, Skip) else passed
+        try:
+            batch = read_line(line, self.label) if LINE_MARK in line else json_to_protobuf(line)
+        except ValueError:
+            return _NO_TRACES
+        return _NO_TRACES if isinstance(batch, Skip) else batch
 
 
 def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:
@@ -296,17 +269,13 @@ _UPDATE_ITEMS = 64
 """Entries after which the bar is told how far it is: some milliseconds of work."""
 
 
-def merged_with_progress(recordings: Sequence[Recording], clock: Clock, note: PrintLine) -> Iterator[Timed]:
+def merged_with_progress(recordings: Sequence[Recording]) -> Iterator[Timed]:
     """The same, and how far that is on the way."""
-    entries = spans = 0
-    started_ns = clock.monotonic_ns()
     with progress("read", sum(recording.size_bytes for recording in recordings)) as bar:
-        for entries, timed in enumerate(merged(recordings), 1):
+        for number, timed in enumerate(merged(recordings)):
             yield timed
-            spans += timed.said.spans if isinstance(timed.said, Export) else 0
-            if entries % _UPDATE_ITEMS == 0:
+            if number % _UPDATE_ITEMS == 0:
                 bar.update(sum(recording.position_bytes for recording in recordings) - bar.n)
-    note(f"read {entries} entries, {spans} spans in {(clock.monotonic_ns() - started_ns) / 1e9:.1f} s")
 
 
 # --- files ------------------------------------------------------------------------------------------------------------

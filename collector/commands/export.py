@@ -15,7 +15,7 @@ from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind, decode_exports
 from collector.join import SpanWindow
 from collector.recordings import Timed, merged_with_progress, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -33,9 +33,9 @@ from tracefit import NotFoundError
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(paths: Sequence[Path], out: Path, clock: Clock) -> int:
+def export_traffic(paths: Sequence[Path], out: Path) -> int:
     """Write the requests of recordings, or directories of them, as a trace into a directory, made if need be."""
-    requests = requests_in(merged_with_progress(open_recordings(paths, note), clock, note))
+    requests = requests_in(merged_with_progress(open_recordings(paths, note)))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone has no requests")
         return EXIT_FAILED

@@ -19,7 +19,7 @@ from collector.recordings import (
     merged_with_progress,
     open_recordings,
 )
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from collector.service import TAKE_BYTES, Pipeline, make_pipeline
 from exporters.snapshot_file import write_atomically
 
@@ -30,7 +30,6 @@ def replay(
     paths: Sequence[Path],
     out: Path,
     config: Config,
-    clock: Clock,
     *,
     state: Path | None = None,
     stdin: BinaryIO | None = None,
@@ -41,7 +40,7 @@ def replay(
     """
     check_targets(out, state, read=paths)
     pipeline = make_pipeline(config)
-    timed = merged_with_progress(open_recordings(paths, note, stdin), clock, note)
+    timed = merged_with_progress(open_recordings(paths, note, stdin))
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
     if not pipeline.learned_rows:
         configs = pipeline.snapshot(newest_unix_nano, 1).configs

@@ -4,7 +4,6 @@ import pytest
 
 from collector.commands.replay import replay
 from collector.config.schema import Config
-from collector.runtime.tasks import SystemClock
 from online.snapshot import Snapshot
 from tests.support.paths import DATA
 
@@ -13,7 +12,7 @@ def test_known_coefficients_are_recovered(tmp_path):
     """The asynchronous scheduler over a stand-in: 7 ms and 63 us of loop, 45 us/token, 0.12 and 160 us/request."""
     out = tmp_path / "snapshot.json"
     recording = DATA / "c7_async_sim" / "otlp.pb.gz"
-    assert replay([recording], out, Config(learners=("rls",)), SystemClock()) == 0
+    assert replay([recording], out, Config(learners=("rls",))) == 0
     (config,) = Snapshot.from_json(out.read_bytes()).configs
     found = {f.name: f for f in config.targets["step_time"].models["portable"].features}
     truth = {  # value, and how near 5,800 steps of this load can be

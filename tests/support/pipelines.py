@@ -14,7 +14,6 @@ from collector.commands.replay import replay
 from collector.config.schema import Config
 from collector.decode import Export
 from collector.recordings import Recording, by_kind, in_batches, merged
-from collector.runtime import SystemClock
 from collector.service.pipeline import Pipeline
 from collector.telemetry import Counts, Skip, table
 from collector.telemetry.metrics import metric_of
@@ -42,7 +41,7 @@ def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:
 def client_of(recording: Path, directory: Path) -> tracefit.Config:
     """What a client knows after a replay, whose files are in the directory."""
     out = directory / "snapshot.json"
-    assert replay([recording], out, Config(learners=("rls",)), SystemClock()) == 0
+    assert replay([recording], out, Config(learners=("rls",))) == 0
     return tracefit.load(out).configs[0]
 
 

@@ -136,7 +136,6 @@ def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tm
     for source in (recording, lines):
         assert main(["replay", str(source), "--snapshot", str(tmp_path / "s.json")]) == 0
         said = capsys.readouterr()
-        assert "29 entries, 328 spans" in said.err
         assert "step_time" in said.out
         (config,) = as_json(tmp_path / "s.json")["configs"]
         targets.append(config["targets"])

@@ -11,7 +11,7 @@ from collector.commands.replay import replay
 from collector.fleet.replay import SHARED, cut, learn_bucket
 from collector.fleet.sources import find_recordings
 from collector.recordings import Recording, source_of
-from collector.runtime import StartError, SystemClock
+from collector.runtime import StartError
 from tests.support.fleets import CONFIG, as_another_engine
 from tests.support.otlp_bytes import varint
 from tests.support.paths import DATA
@@ -51,7 +51,7 @@ def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(paylo
     monkeypatch.setattr("collector.fleet.replay.PIECE_BYTES", 100_000)  # several pieces of each file
     own, state = tmp_path / "recording", tmp_path / "state.bin"
     write_by_time(own, [payloads[1]])
-    assert replay([own], tmp_path / "one.json", CONFIG, SystemClock(), state=state) == 0
+    assert replay([own], tmp_path / "one.json", CONFIG, state=state) == 0
     states = learned([write_by_time(own, payloads)])
     assert states["engine-1"] == state.read_bytes()
     assert len(set(states.values())) == ENGINES

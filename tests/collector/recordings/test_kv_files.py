@@ -6,7 +6,6 @@ import pytest
 
 from collector.decode.kv import KvBatch
 from collector.recordings import Recording, merged_with_progress
-from collector.runtime.tasks import SystemClock
 from tests.support.paths import DATA
 from tests.support.recordings import kv_lines
 
@@ -22,12 +21,7 @@ def test_recorded_kv_lines_are_batches_whatever_the_file_is_called(pack, tmp_pat
     assert all(isinstance(batch, KvBatch) and batch.source == str(path) for batch in said)
 
 
-def test_both_streams_come_in_event_time_and_what_was_read_is_said():
-    said = []
-    times = [
-        timed.unix_nano
-        for timed in merged_with_progress([Recording(path, print) for path in FILES], SystemClock(), said.append)
-    ]
+def test_both_streams_come_in_event_time():
+    times = [timed.unix_nano for timed in merged_with_progress([Recording(path, print) for path in FILES])]
     assert times == sorted(times)
-    assert len(said) == 1
-    assert said[0].startswith(f"read {len(times)} entries, ")
+    assert len(times) > 520

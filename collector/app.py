@@ -23,7 +23,7 @@ import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from collector import __version__
-from collector.config import Config, ConfigError, Fallback, Loaded, parse_endpoint
+from collector.config import Config, ConfigError, Loaded, parse_endpoint
 from collector.decode import Export
 from collector.identity import ConfigResolver
 from collector.identity.discovery import Discovery, ScrapedServers
@@ -94,12 +94,12 @@ class Sidecar:
         clock: Clock,
         on_death: Callable[[], None] = lambda: None,
         files: SystemFiles | None = None,
-        fallback: Fallback | None = None,
+        problem: str = "",
         io: IoLoop | None = None,
     ) -> None:
-        """``io`` is the loop; without one the sidecar makes its own."""
+        """``problem`` of the configuration given keeps the pages closed; ``io`` is the loop, if there is one."""
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
-        self.config, self._clock, self._fallback = config, clock, fallback
+        self.config, self._clock, self._problem = config, clock, problem
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
@@ -283,14 +283,14 @@ class Sidecar:
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
-        elif self._fallback is not None and self._fallback.closed:
+        elif self._problem:
             routes = protect(routes, lambda _: False)
         return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), io=self._io)
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue
         metrics = self.metrics
-        metrics.set(table.CONFIG_DEGRADED, self._fallback is not None)
+        metrics.set(table.CONFIG_DEGRADED, bool(self._problem))
         metrics.set(table.CAPACITY_BYTES, config.queue_bytes, "queue")
         for of, most in (("engines", config.engines_max), ("configs", config.configs_max), ("servers", SERVERS_MAX)):
             metrics.set(table.CAPACITY, most, of)
@@ -315,7 +315,7 @@ class Sidecar:
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
         config = self.config
         problems = {
-            "config_problem": str(self._fallback or ""),
+            "config_problem": self._problem,
             "engines_problem": self._limit_exceeded("engines", "engines", config.engines_max),
             "configs_problem": self._limit_exceeded("configs", "configurations", config.configs_max),
             "memory_problem": self._memory.problem,
@@ -365,15 +365,15 @@ def check_config(config: Config, clock: Clock) -> None:
 
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
-    config, fallback = loaded
+    config, problem = loaded
     set_log_level(config.log_level)
     set_log_format(config.log_format)
-    if fallback is not None:
-        _log.error("%s", fallback)
+    if problem:
+        _log.error("%s", problem)
 
     async def run_here() -> bool:
         io = IoLoop(asyncio.get_running_loop())
-        sidecar = await asyncio.to_thread(partial(Sidecar, config, clock, stop.ask, fallback=fallback, io=io))
+        sidecar = await asyncio.to_thread(partial(Sidecar, config, clock, stop.ask, problem=problem, io=io))
         return await serve(sidecar.start, sidecar.stop, stop)
 
     return asyncio.run(run_here())

@@ -158,7 +158,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     from .app import check_config  # noqa: PLC0415
     from .app import run as serve  # noqa: PLC0415
 
-    given = {f"{ENV_PREFIX}{key.upper()}": json.dumps(value) for key, value in keys.items() if value is not None}
+    given = {f"{ENV_PREFIX}{key.upper()}": value for key, value in keys.items() if value is not None}
     loaded = load_or_degrade(config, {**os.environ, **given}, profile, lambda wanted: check_config(wanted, clock))
     loaded = loaded._replace(config=scraping(loaded.config, scrape))
     return EXIT_OK if serve(loaded, clock, Stop()) else EXIT_FAILED

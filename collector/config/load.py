@@ -5,9 +5,9 @@ YAML file, the profile, the defaults. An unknown key or a value out of range is 
 key.
 
 With ``TRACEFIT_ON_ERROR=degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes
-its vLLM out of service. Then the defaults hold, with those environment variables that can be used. They open nothing
-that was to be closed: where the wrong configuration names a token or a certificate anywhere, they receive on the
-loopback alone and refuse the pages that a token would have closed.
+its vLLM out of service. Then the defaults hold, but for the directory and the address of the pages, if the environment
+has them. They open nothing that was to be closed: they receive on the loopback alone, and the pages are refused but
+for metrics and health.
 """
 
 from __future__ import annotations
@@ -31,19 +31,15 @@ ENV_FILE: Final = "TRACEFIT_CONFIG"
 """Is no key: the path of the configuration file."""
 ENV_ON_ERROR: Final = "TRACEFIT_ON_ERROR"
 """Is no key, since a wrong file cannot tell it: ``degrade`` to start with the defaults."""
+_KEPT: Final = ("TRACEFIT_DIRECTORY", "TRACEFIT_PAGES")
+"""Variables that hold beside the defaults: a pod may write nowhere else, and is probed there."""
 
 _SERVICE_LINK: Final = re.compile(
     r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
     r"|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"
 )
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``, with its value."""
-_CREDENTIAL: Final = re.compile(rb"(token|cert|key|ca|headers)_file", re.IGNORECASE)
 _ALL_KEYS: Final = "; tracefit config explain lists all"
-_RECEIVING: Final = (
-    *("listen", "listen_http", "token_file", "tls_cert_file", "tls_key_file", "tls_client_ca_file"),
-    *("scrape", "scrape_token_file", "ca_file", "kv", "fpm", "forward", "forward_headers_file"),
-)
-"""Keys that hold their defaults where a broken configuration wanted the receivers closed."""
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
@@ -80,8 +76,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     import difflib  # noqa: PLC0415 -- needed by who is wrong only
 
     names = {each.lower(): each for each in known}
-    longer = [each for each in names if each.startswith(word.lower())]
-    near = longer if len(longer) == 1 else difflib.get_close_matches(word.lower(), list(names), n=1)
+    near = difflib.get_close_matches(word.lower(), names, n=1)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
@@ -135,12 +130,8 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
             _convert({"scrape": [url]})
         except ConfigError:
             shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
-            raise ConfigError("--scrape", f"{shown!r} is no address like http://host:8000/metrics") from None
-        if "," in url.partition("?")[0]:
-            raise ConfigError("--scrape", f"{url!r} is several addresses: --scrape {url.replace(',', ' --scrape ')}")
-        if "://" not in url and ":" not in url:
-            meant = f"vLLM listens on 8000: --scrape http://{url.partition('/')[0]}:8000/metrics"
-            raise ConfigError("--scrape", f"{url!r} names no port; {meant}")
+            problem = f"{shown!r} is no address like http://host:8000/metrics; for several repeat the option"
+            raise ConfigError("--scrape", problem) from None
     return msgspec.structs.replace(config, scrape=config.scrape + new)
 
 
@@ -190,17 +181,13 @@ def _key_of(variable: str) -> str:
 
 
 def _value_of(key: str, variable: str, text: str) -> Any:
-    """The value of a variable: YAML; but a text needs no quotes, and a list no brackets around words with commas."""
+    """The value of a variable: YAML; but a text is taken as it is, and a list may be words with commas between."""
     default = _FIELDS[key].default
-    if not text and isinstance(default, str | tuple):
-        return type(default)()
     if isinstance(default, str):
-        quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
-        return _parse_yaml(text, variable) if quoted else text
-    value = _parse_yaml(text, variable)
-    if isinstance(default, tuple) and not isinstance(value, list | dict | None):
-        return _parse_yaml(f"[{text}]", variable) if "," in text else [value]
-    return value
+        return text
+    if isinstance(default, tuple) and not text.startswith("["):
+        return [_parse_yaml(each, variable) for each in text.split(",")] if text else []
+    return _parse_yaml(text, variable)
 
 
 # --- checking ---------------------------------------------------------------------------------------------------------
@@ -237,21 +224,11 @@ def _explain(text: str) -> ConfigError:
 # --- a start that must not fail ---------------------------------------------------------------------------------------
 
 
-class Fallback(NamedTuple):
-    """Why the defaults hold instead of the configuration given, and whether the pages have to stay closed."""
-
-    problem: str
-    closed: bool
-
-    def __str__(self) -> str:
-        return f"the defaults hold: {self.problem}"
-
-
 class Loaded(NamedTuple):
-    """The configuration to run with, and why it is another than the one given (None: it is the one given)."""
+    """The configuration to run with, and why it is another than the one given; empty where it is the one given."""
 
     config: Config
-    fallback: Fallback | None = None
+    problem: str = ""
 
 
 def load_or_degrade(
@@ -267,42 +244,21 @@ def load_or_degrade(
     said = environ.get(ENV_ON_ERROR) or "exit"
     if said not in ("exit", "degrade"):
         raise ConfigError(ENV_ON_ERROR, f"expected exit or degrade, got {said!r}")
-    degrades = said == "degrade"
     try:
         config = load(path, environ, profile)
-        if degrades:
+        if said == "degrade":
             check(config)
     except ConfigError as error:
-        if not degrades:
+        if said == "exit":
             raise
-        closed = _names_credential(path, environ)
-        defaults = load(None, _usable_variables(environ, check))
-        if closed:
-            defaults = msgspec.structs.replace(defaults, **{key: _FIELDS[key].default for key in _RECEIVING})
-        return Loaded(defaults, Fallback(str(error).removeprefix("config error: "), closed))
-    return Loaded(config)
-
-
-def _usable_variables(environ: Mapping[str, str], check: Callable[[Config], None]) -> dict[str, str]:
-    """Those that can be used together; one that cannot is left out."""
-    usable: dict[str, str] = {}
-    for variable, value in ((name, environ[name]) for name in environ if name.startswith(ENV_PREFIX)):
+        problem = f"the defaults hold: {error.key}: {error.problem}"
         try:
-            check(load(None, usable | {variable: value}))
+            defaults = load(None, {name: environ[name] for name in _KEPT if name in environ})
+            check(defaults)
         except ConfigError:
-            continue
-        usable[variable] = value
-    return usable
-
-
-def _names_credential(path: Path | None, environ: Mapping[str, str]) -> bool:
-    """Whether a token or TLS is asked for anywhere; the text is searched, because it may be no YAML."""
-    if any(variable.startswith(ENV_PREFIX) and _CREDENTIAL.search(variable.encode()) for variable in environ):
-        return True
-    try:
-        return path is not None and _CREDENTIAL.search(path.read_bytes()) is not None
-    except OSError:
-        return False
+            defaults = Config()
+        return Loaded(defaults, problem)
+    return Loaded(config)
 
 
 # --- describing -------------------------------------------------------------------------------------------------------

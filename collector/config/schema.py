@@ -16,11 +16,12 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 import msgspec
 from msgspec import Meta
 
-_HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=.][^\s/?#@:\[\]=]*)"
+_HOST: Final = r"(\[[0-9A-Fa-f:.]+(%\w+)?\]|[^\s/?#@:\[\]=.,][^\s/?#@:\[\]=,]*)"
 _LARGE_PORT: Final = r"[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5]"
 _PORT: Final = rf":([0-9]{{1,4}}|{_LARGE_PORT})"
 _HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
-_PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?(/[^\s#]*)?"
+_PAGE: Final = r"(/[^\s#?,]*(\?[^\s#]*)?)?"
+_PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?{_PAGE}"
 _URL_CHARS_MAX: Final = 512
 _OWNER: Final = r"([^=\s]{1,256}=)?"
 _ZMQ: Final = rf"(tcp://\S+:([1-9][0-9]{{0,3}}|{_LARGE_PORT})|(ipc|inproc)://\S+)"
@@ -30,7 +31,7 @@ HostPortOrNone = Annotated[str, Meta(pattern=f"^$|{_HOST_PORT}", title="host:por
 ScrapeUrl = Annotated[
     str,
     Meta(
-        pattern=rf"^((dns\+)?https?://)?{_HOST}({_PORT})?(/[^\s#]*)?$",
+        pattern=rf"^((dns\+)?{_PAGE_URL}|{_HOST}{_PORT}{_PAGE})$",
         max_length=_URL_CHARS_MAX,
         title="http(s)://host:port/path or dns+http(s)://host:port/path",
     ),

@@ -230,8 +230,8 @@ def test_what_the_manifests_configure_is_accepted_and_a_missing_file_keeps_no_po
     for container in containers:
         environment = environment_of(container, "TRACEFIT_")
         seen |= set(environment)
-        without_file, fallback = load_or_degrade(tmp_path / "missing.yaml", environment)
-        assert fallback is not None
+        without_file, problem = load_or_degrade(tmp_path / "missing.yaml", environment)
+        assert problem
         assert environment.pop("TRACEFIT_CONFIG", None) in {None, "/etc/tracefit/tracefit.yaml"}
         mounts = mounts_of(container) | {"/dev/shm"}
         for each in (without_file, load(None, environment)):

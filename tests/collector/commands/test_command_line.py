@@ -58,13 +58,16 @@ def test_options_win_over_the_file_and_the_environment(started, monkeypatch, tmp
     assert (config.scrape, config.itl_ms) == (("http://a/metrics", "h:8000"), (30.0,))
 
 
-def test_options_hold_where_the_file_is_broken_and_the_process_must_run(started, monkeypatch, tmp_path):
+def test_files_and_pages_are_where_the_options_say_if_the_file_is_broken_and_the_process_must_run(
+    started, monkeypatch, tmp_path
+):
     file = tmp_path / "tracefit.yaml"
     file.write_text("{ not: [yaml")
     monkeypatch.setenv("TRACEFIT_ON_ERROR", "degrade")
     assert main(["run", "--config", str(file), *OPTIONS]) == 0
-    assert started[0].config.listen == "127.0.0.1:5317"
-    assert "the defaults hold" in str(started[0].fallback)
+    config = started[0].config
+    assert (config.listen, config.pages, config.directory) == ("127.0.0.1:4317", "[::1]:5464", "my: files")
+    assert "the defaults hold" in started[0].problem
 
 
 def said(capsys, *words):

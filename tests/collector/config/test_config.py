@@ -52,7 +52,7 @@ def test_the_environment_is_stronger_than_the_file(tmp_path):
     text = "join_timeout_s: 60\nallowed_lateness_s: 5"
     config = from_text(tmp_path, text, JOIN_TIMEOUT_S="70.5", LEARNERS="[rls]")
     assert (config.join_timeout_s, config.allowed_lateness_s, config.learners) == (70.5, 5, ("rls",))
-    config = from_text(tmp_path, "", LISTEN="[::]:4317", LISTEN_HTTP='"[::1]:4318"')
+    config = from_text(tmp_path, "", LISTEN="[::]:4317", LISTEN_HTTP="[::1]:4318")
     assert (config.listen, config.listen_http) == ("[::]:4317", "[::1]:4318")
     assert from_text(tmp_path, "", LISTEN_HTTP="").listen_http == "", "an empty variable means nowhere"
 
@@ -66,7 +66,7 @@ KV=engine-1=tcp://127.0.0.1:5557 -> [engine-1=tcp://127.0.0.1:5557]
 LEARNERS=rls,river:residual -> [rls, river:residual]
 GPU=8 -> "8"
 MODEL=null -> "null"
-DIRECTORY="my dir" -> my dir
+DIRECTORY=my dir -> my dir
 """
 
 
@@ -96,6 +96,7 @@ join_timeout_s: .inf | join_timeout_s | expected number
 checkpoint_interval_s: 0 | checkpoint_interval_s | expected number ≥ 0.1
 scrape: ['http://[:::::1]/'] | scrape[0] | IPv6
 scrape: [./targets.yaml] | scrape[0] | http(s)://host
+scrape: [vllm] | scrape[0] | http(s)://host:port
 kv: ['127.0.0.1:5557'] | kv[0] | [instance=]tcp://host:port
 fpm: ['tcp://127.0.0.1:65536'] | fpm[0] | [instance=][gpu+]tcp://host:port
 scrape: http://a:8000 | scrape | expected list of 0 to 256: http(s)://host

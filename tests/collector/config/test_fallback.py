@@ -5,7 +5,7 @@ import json
 import pytest
 
 from collector.app import Sidecar
-from collector.config import ConfigError, Fallback, load, load_or_degrade
+from collector.config import Config, ConfigError, load, load_or_degrade
 from collector.runtime.tasks import SystemClock
 from tests.support.sidecars import ask, get, metric
 
@@ -31,8 +31,8 @@ def given(tmp_path):
 @pytest.mark.parametrize(
     "text", ["recievers: {}", "queue_mib: many", "queue: {capacity_bytes: 65536}", "{ not: [yaml", "\xff", None]
 )
-def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defaults_and_the_environment(
-    given, environ, text
+def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defaults_where_the_pod_may_write(
+    given, environ, text, tmp_path
 ):
     if text is not None:
         given.write_text(text, encoding="latin-1")
@@ -40,48 +40,25 @@ def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defau
         load_or_degrade(given, {})
     with pytest.raises(ConfigError, match="TRACEFIT_ON_ERROR: expected exit or degrade"):
         load_or_degrade(given, environ | {"TRACEFIT_ON_ERROR": "degarde"})
-    config, fallback = load_or_degrade(given, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
-    assert config == load(None, environ | {"TRACEFIT_ALLOWED_LATENESS_S": "99"})
-    assert str(fallback).startswith("the defaults hold: ")
-    assert not fallback.closed
+    wanted = {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://tempo:4317", "PAGES": "0.0.0.0:1"}
+    config, problem = load_or_degrade(given, environ | {f"TRACEFIT_{key}": value for key, value in wanted.items()})
+    assert config == Config(directory=str(tmp_path), pages="0.0.0.0:1"), "nothing is open that was to be closed"
+    assert problem.startswith("the defaults hold: ")
 
 
-def test_a_variable_that_cannot_be_used_is_left_out_and_the_others_hold(environ):
-    config, fallback = load_or_degrade(
-        None, environ | {"TRACEFIT_QUEUE__WAITS": "1", "TRACEFIT_JOIN_TIMEOUT_S": "77", "TRACEFIT_RULES": "5"}
-    )
-    assert config.join_timeout_s == 77
-    assert "TRACEFIT_QUEUE__WAITS" in fallback.problem
+def test_a_wrong_variable_is_named_and_the_address_of_the_pages_is_another_where_it_is_the_wrong_one(environ):
+    config, problem = load_or_degrade(None, environ | {"TRACEFIT_PAGES": "nowhere"})
+    assert config == Config()
+    assert "TRACEFIT_PAGES" in problem
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "pages_token_file: /nope\nx: 1",
-        "forward_headers_file: /nope\nx: 1",
-        "receivers: {tls: {cert_file: /x, key_file: /y}}\nx: 1",
-        "{token_file",
-    ],
-)
-def test_the_defaults_open_nothing_that_was_to_be_closed(given, environ, text):
-    given.write_text(text)
-    wanted = {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://tempo:4317", "FPM": "tcp://a:1", "KV": "tcp://a:2"}
-    config, fallback = load_or_degrade(given, environ | {f"TRACEFIT_{key}": value for key, value in wanted.items()})
-    assert (config.listen, config.forward, config.fpm, config.kv) == ("127.0.0.1:4317", "", (), ())
-    assert fallback.closed
-
-
-@pytest.mark.parametrize(("closed", "status"), [(False, 200), (True, 401)])
-def test_a_degraded_sidecar_serves_and_says_so_and_one_that_had_to_be_closed_shows_health_and_metrics_only(
-    environ, closed, status
-):
-    sidecar = Sidecar(load(None, environ | PORTS), SystemClock(), fallback=Fallback("no token", closed))
+def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):
+    sidecar = Sidecar(load(None, environ | PORTS), SystemClock(), problem="no token")
     sidecar.start()
     try:
         told = json.loads(get(sidecar.http_port, "/readyz"))
-        assert (told["ok"], told["config_problem"]) == (True, "the defaults hold: no token")
+        assert (told["ok"], told["config_problem"]) == (True, "no token")
         assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
-        assert ask(sidecar.http_port, "/")[0] == status
-        assert closed or b"no token" in get(sidecar.http_port, "/")
+        assert ask(sidecar.http_port, "/")[0] == 401
     finally:
         sidecar.stop()

@@ -12,10 +12,9 @@ T = TypeVar("T")
 
 RECEIVED_AT_ONCE: Final = 4
 """Exports of the largest size that may be received at the same time, over all transports."""
-RECEIVED_BYTES: Final = 64 << 20
-"""The same in bytes, where exports may be larger than usual."""
-COPIES: Final = 2
-"""Of a message that is on its way: what has come lies in pieces, and is put together at its end."""
+RECEIVED_BYTES: Final = 32 << 20
+"""The same in bytes, where exports may be larger than usual. What has come of a message lies in pieces and is put
+together at its end, so that it takes twice as much for a moment."""
 RECEIVE_SHARE: Final = 0.25
 """Of them, what one connection may receive."""
 RECEIVE_WAIT_S: Final = 2.0
@@ -46,24 +45,23 @@ class ReceiveBudget:
     """
 
     def __init__(self, message_bytes_max: int) -> None:
-        copies_bytes = COPIES * message_bytes_max
-        self._room = self._left = max(min(RECEIVED_AT_ONCE * copies_bytes, RECEIVED_BYTES), copies_bytes)
-        self._share = int(RECEIVE_SHARE * self._room)
+        self._left = max(min(RECEIVED_AT_ONCE * message_bytes_max, RECEIVED_BYTES), message_bytes_max)
+        self._share = int(RECEIVE_SHARE * self._left)
         self._held: Counter[str] = Counter()
         self._used: Counter[str] = Counter()
         self._halved_s = 0.0
         self._waiting: dict[str, deque[Receiving]] = {}  # in the order of each connection
-        self._receiving: dict[Receiving, None] = {}  # their bytes are not here yet
+        self._receiving: set[Receiving] = set()
 
     @asynccontextmanager
     async def receiving(self, connection: str, size_bytes: int) -> AsyncIterator[Receiving]:
         """Room for a message of at most so many bytes, reserved for a connection."""
-        one = Receiving(self, connection, min(COPIES * size_bytes, self._room))
+        one = Receiving(self, connection, size_bytes)
         self._waiting.setdefault(connection, deque()).append(one)
         try:
             self._admit()
             if not one.admitted.done():
-                upload_limit_s = self.upload_limit_s()
+                upload_limit_s = self.upload_limit_s
                 for each in self._receiving:
                     each.end_by(each.since_s + upload_limit_s)
             try:
@@ -73,46 +71,48 @@ class ReceiveBudget:
                 raise BudgetFull from None
             yield one
         finally:
-            self.received(one)
-            if one.since_s:
-                self._release(one.connection, one.size_bytes)
+            if one in self._receiving:
+                self._receiving.remove(one)
+                self._release(one, one.size_bytes)
             else:
                 self._forget(one)
                 self._admit()  # those behind it may fit
 
-    def received(self, one: Receiving) -> None:
-        """Its bytes are here, or will not come."""
-        self._receiving.pop(one, None)
-
-    def shrink(self, one: Receiving, size_bytes: int) -> None:
-        """It needs no more than that: what it has not used is as if it had never been reserved."""
-        spared = one.size_bytes - size_bytes
-        one.size_bytes = size_bytes
-        self._used[one.connection] -= spared
-        self._release(one.connection, spared)
-
+    @property
     def upload_limit_s(self) -> float:
         """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
-        return max(STALLED_S / max(1.0, len(self._waiting) / RECEIVED_AT_ONCE), STALLED_MIN_S)
+        return max(STALLED_S * RECEIVED_AT_ONCE / max(len(self._waiting), RECEIVED_AT_ONCE), STALLED_MIN_S)
+
+    def shrink(self, one: Receiving, size_bytes: int) -> None:
+        """It needs no more than that: what it has not used is as if it had never been reserved."""
+        spared_bytes, one.size_bytes = one.size_bytes - size_bytes, size_bytes
+        self._used[one.connection] -= spared_bytes
+        self._release(one, spared_bytes)
+
+    def _fits(self, one: Receiving) -> bool:
+        if one.size_bytes > self._left or one.admitted.done():  # then its time was up, and it has not left yet
+            return False
+        held_bytes = self._held[one.connection]
+        return not held_bytes or held_bytes + one.size_bytes <= self._share
 
     def _admit(self) -> None:
         """Let in those who wait as far as there is room, the connections that have used least first.
 
-        Of each connection the first is looked at: one may have a thousand calls that wait.
+        Of each connection the first is looked at: hundreds of calls may wait.
         """
         now_s = asyncio.get_running_loop().time()
-        if now_s - self._halved_s >= USED_HALF_LIFE_S:
+        if now_s >= self._halved_s + USED_HALF_LIFE_S:
             self._halved_s = now_s
             self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
         while fitting := [line[0] for line in self._waiting.values() if self._fits(line[0])]:
             one = min(fitting, key=lambda each: self._used[each.connection])
             self._forget(one)
+            self._receiving.add(one)
             self._left -= one.size_bytes
             self._held[one.connection] += one.size_bytes
             self._used[one.connection] += one.size_bytes
-            self._receiving[one] = None
             one.since_s = now_s
             one.admitted.set_result(None)
 
@@ -122,22 +122,16 @@ class ReceiveBudget:
         if not line:
             del self._waiting[one.connection]
 
-    def _fits(self, one: Receiving) -> bool:
-        if one.size_bytes > self._left or one.admitted.done():  # then its time was up, and it has not left yet
-            return False
-        held = self._held[one.connection]
-        return not held or held + one.size_bytes <= self._share
-
-    def _release(self, connection: str, size_bytes: int) -> None:
+    def _release(self, one: Receiving, size_bytes: int) -> None:
         self._left += size_bytes
-        self._held[connection] -= size_bytes
-        if not self._held[connection]:
-            del self._held[connection]
+        self._held[one.connection] -= size_bytes
+        if not self._held[one.connection]:
+            del self._held[one.connection]
         self._admit()
 
 
 class Receiving:
-    """One message; ``since_s`` is when it was let in, 0 before."""
+    """One message; ``since_s`` is when it was let in."""
 
     def __init__(self, budget: ReceiveBudget, connection: str, size_bytes: int) -> None:
         self.connection = connection
@@ -150,7 +144,7 @@ class Receiving:
     async def read(self, coming: Awaitable[T]) -> T:
         """Wait for the bytes; BudgetFull or TimeoutError if they take too long."""
         try:
-            async with asyncio.timeout_at(self.since_s + self._budget.upload_limit_s()) as self._timeout:
+            async with asyncio.timeout_at(self.since_s + self._budget.upload_limit_s) as self._timeout:
                 return await coming
         except TimeoutError:
             if asyncio.get_running_loop().time() < self.since_s + RECEIVE_TIMEOUT_S:
@@ -158,14 +152,12 @@ class Receiving:
             raise
         finally:
             self._timeout = None
-            self._budget.received(self)
+
+    def end_by(self, when_s: float) -> None:
+        """Others wait: its bytes have no more time than that."""
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(when_s)
 
     def shrink(self, size_bytes: int) -> None:
         """Give back what the message does not need, now that its size is known."""
-        self._budget.shrink(self, min(size_bytes, self.size_bytes))
-
-    def end_by(self, when_s: float) -> None:
-        """Others wait: it has no more time than that."""
-        timeout = self._timeout
-        if timeout is not None and not timeout.expired() and when_s < (timeout.when() or when_s):
-            timeout.reschedule(when_s)
+        self._budget.shrink(self, size_bytes)

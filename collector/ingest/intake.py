@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from collector.runtime import MemoryGuard
@@ -19,10 +19,9 @@ from .forward import Forwarder
 from .queue import BATCH_BYTES, RETRY_S, RETRY_SOON_S, AdmissionQueue
 from .status import Answer, answer
 
-_log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-WALKS_MAX: Final = 2
-"""Exports that large that are looked at or wait for it."""
+_log = logging.getLogger(__name__)
 
 _NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
 """Nothing is wrong with an export that is refused for these, and it is in memory already."""
@@ -57,19 +56,17 @@ class Intake:
         self._metrics = metrics
         self._memory = memory
         self._unix_nano = unix_nano
-        self._walk = asyncio.Lock()
-        self._walks = 0
-        """Exports that are walked or wait for it."""
+        self._computing = asyncio.Lock()
 
-    def refuses(self) -> Answer | None:
-        """Why nothing is taken at this moment, whatever it is: asked before a message is read."""
+    def _refuses(self) -> Answer | None:
+        """Why nothing is taken at this moment, whatever it is."""
         if self._memory is None or not self._memory.is_short():
             return None
         self._queue.notify()
         return answer(Outcome.MEMORY, RETRY_S)
 
-    def reject(self, transport: Transport, outcome: Outcome) -> None:
-        """A call that never got as far as an export."""
+    def count_call(self, transport: Transport, outcome: Outcome) -> None:
+        """Count what became of a call, also of one that never got as far as an export."""
         self._metrics.add(table.REQUESTS, 1, transport, outcome)
 
     @property
@@ -96,87 +93,70 @@ class Intake:
             read: waits for the message; an answer says why it cannot be read.
             patience_s: asked when it is here: how long its sender waits for a place in the queue.
         """
-        message: bytes | Answer | None = None
         try:
-            if (refused := self.refuses()) is None:
+            if (refused := self._refuses()) is None:
                 async with self.budget.receiving(connection, size_bytes) as receiving:
                     message = await read(receiving)
-                    if not isinstance(message, Answer):
+                    if isinstance(message, Answer):
+                        refused = message
+                    else:
                         receiving.shrink(len(message))
-                        return await self._take(signal, message, connection, transport, patience_s())
-                    refused = message
+                        refused = await self._take(signal, message, connection, transport, patience_s())
         except BudgetFull:
             refused = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many messages are being received")
         except (TimeoutError, ConnectionError):
             refused = answer(Outcome.INCOMPLETE)
-        except asyncio.CancelledError:
-            if message is None:  # else it is counted as what became of it
-                self.reject(transport, Outcome.INCOMPLETE)
+        except asyncio.CancelledError:  # its sender has left
+            self.count_call(transport, Outcome.INCOMPLETE)
             raise
         except Exception:  # noqa: BLE001 -- a fault of ours, whose text would reach the client
             _log.exception("export failed")
             refused = answer(Outcome.FAILED)
-            if message is not None:  # it is counted as what became of it
-                return refused
-        self.reject(transport, refused.outcome)
+        self.count_call(transport, Outcome.ACCEPTED if refused is None else refused.outcome)
         return refused
 
     async def _take(
         self, signal: Signal, payload: bytes, peer: str, transport: Transport, wait_s: float | None
     ) -> Answer | None:
-        """Take in what was read; what is no trace is not learned from, and passed on."""
-        if signal is not Signal.TRACES:
-            self._metrics.add(table.REQUESTS, 1, transport, Outcome.ACCEPTED)
-            if self._forward is not None:
-                self._forward.enqueue(signal, payload)
-            return None
-        return await self.consume(payload, peer, transport, wait_s)
-
-    async def consume(
-        self, payload: bytes, peer: str, transport: Transport, wait_s: float | None = None
-    ) -> Answer | None:
-        """Take an export in (None), or say why not."""
-        spans, outcome = 0, Outcome.FAILED
-        try:
-            ends = await self._read_span_ends(payload)
+        """Take in what was read (None), or say why not; what is no trace is not learned from, and passed on."""
+        spans, outcome, refused = 0, Outcome.FAILED, None
+        if signal is Signal.TRACES:
+            is_small = len(payload) <= SMALL_BYTES
+            ends = read_span_ends(payload) if is_small else await self.compute(read_span_ends, payload)
+            if isinstance(ends, Answer):
+                return ends
             if isinstance(ends, Outcome):
-                outcome = ends
-                return answer(outcome, RETRY_S if outcome is Outcome.QUEUE_FULL else 0.0)
+                return answer(ends)
             spans = len(ends)
+        if spans:
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
-            refused = await self._admit(export, wait_s) if spans else None
-            outcome = refused.outcome if refused is not None else Outcome.ACCEPTED
-        except asyncio.CancelledError:  # its sender has left: while it was looked at, or while it waited for room
-            outcome = Outcome.QUEUE_FULL if spans else Outcome.INCOMPLETE
-            raise
-        finally:
-            self._metrics.add(table.REQUESTS, 1, transport, outcome)
-            if spans:
+            try:
+                refused = await self._admit(export, wait_s)
+                outcome = Outcome.ACCEPTED if refused is None else refused.outcome
+            except asyncio.CancelledError:  # its sender has left while it waited for room
+                outcome = Outcome.QUEUE_FULL
+                raise
+            finally:
                 self._metrics.add(table.SPANS, spans, transport, outcome)
-        if self._forward is not None and refused is not None and refused.outcome in _NO_ROOM:
-            self._forward.enqueue(Signal.TRACES, payload, spans)
+        is_only_passed_on = signal is not Signal.TRACES or (refused is not None and refused.outcome in _NO_ROOM)
+        if self._forward is not None and is_only_passed_on:
+            self._forward.enqueue(signal, payload, spans)
             return None
         return refused
 
-    async def _read_span_ends(self, payload: bytes) -> list[int] | Outcome:
-        """When the spans of an export ended, or why it stays outside.
+    async def compute(self, work: Callable[[bytes], T], data: bytes) -> T | Answer:
+        """Do in a thread what may take seconds for a large message.
 
-        The walk of a large one takes up to half a second, in a thread: several at once would only keep the loop
-        waiting, and many that wait for it would hold the room of others.
+        One at a time, since several would only keep the loop waiting. A large one does not wait for another, which
+        would hold the room of others meanwhile.
         """
-        if len(payload) <= SMALL_BYTES:
-            return read_span_ends(payload)
-        if len(payload) > LARGE_BYTES and self._walks >= WALKS_MAX:
-            return Outcome.QUEUE_FULL
-        self._walks += 1
-        try:
-            async with self._walk:
-                return await asyncio.to_thread(read_span_ends, payload)
-        finally:
-            self._walks -= 1
+        if len(data) > LARGE_BYTES and self._computing.locked():
+            return answer(Outcome.QUEUE_FULL, RETRY_SOON_S)
+        async with self._computing:
+            return await asyncio.to_thread(work, data)
 
     async def _admit(self, export: Export, wait_s: float | None) -> Answer | None:
-        refused = self.refuses()
+        refused = self._refuses()
         if refused is not None:
             return refused
         address = export.peer.rpartition(":")[0]  # without the port, which every connection has of its own

@@ -80,7 +80,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            self._intake.reject(Transport.GRPC, Outcome.UNAUTHENTICATED)
+            self._intake.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
             return answer(Outcome.UNAUTHENTICATED)
 
         async def read(receiving: Receiving) -> bytes | Answer:

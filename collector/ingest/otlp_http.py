@@ -2,8 +2,7 @@
 
 * A body is read against the budget that all transports share, so that a declared length costs nothing; it has the time
   of the budget to come.
-* gzip is inflated in a thread against the size limit of a plain body, piece by piece; it ends by a time limit, and when
-  the client has left. A body has one member, as exporters make it.
+* gzip is inflated in a thread, up to the size limit of a plain body. A body has one member, as exporters make it.
 * JSON becomes protobuf, in a thread, before anything else looks at it. What is in it is counted before it is parsed,
   and one body is parsed at a time: as many values as are allowed take two seconds and 70 MB.
 * There is no keep-alive after an answer that left a body unread.
@@ -14,9 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-import time
 import zlib
-from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
 from typing import Final
@@ -26,7 +23,7 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
-from collector.decode import SMALL_BYTES, has_too_many_values, json_to_protobuf
+from collector.decode import has_too_many_values, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
@@ -35,18 +32,14 @@ from .access import TokenFile
 from .budget import RECEIVE_TIMEOUT_S, Receiving
 from .forward import PATHS
 from .intake import Intake
-from .queue import RETRY_SOON_S
 from .status import Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
 _SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
 CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-PIECE_BYTES: Final = 1 << 18
 CONNECTIONS_MAX: Final = 64
 """Connections open at once; the one that waits longest for its client makes room for a newcomer."""
-INFLATE_S: Final = 10.0
-"""How long a body may be inflated: the deadline of an SDK's exporter."""
 
 
 def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
@@ -66,34 +59,18 @@ NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate"
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
 NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
-BUSY = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too much being received")
 
 
-def inflate(data: bytes, limit_bytes: int, is_wanted: Callable[[], bool] = lambda: True) -> bytes | Answer:
-    """Gunzip one member, or say why it cannot be taken.
-
-    Args:
-        data: the body.
-        limit_bytes: most bytes that may come out.
-        is_wanted: whether somebody still waits for it; asked before each piece of the body.
-    """
-    member, out, size_bytes = zlib.decompressobj(wbits=31), [], 0
-    until_s = time.monotonic() + INFLATE_S
-    for at in range(0, len(data), PIECE_BYTES):
-        if member.eof:
-            return NOT_GZIP  # another member follows
-        if not is_wanted():
-            return TOO_SLOW
-        if time.monotonic() > until_s:
-            return BUSY
-        try:
-            out.append(member.decompress(data[at : at + PIECE_BYTES], limit_bytes - size_bytes + 1))
-        except zlib.error:
-            return NOT_GZIP
-        size_bytes += len(out[-1])
-        if size_bytes > limit_bytes:
-            return TOO_LARGE
-    return b"".join(out) if member.eof and not member.unused_data else NOT_GZIP
+def inflate(data: bytes, limit_bytes: int) -> bytes | Answer:
+    """Gunzip one member of at most so many bytes, or say why it cannot be taken."""
+    member = zlib.decompressobj(wbits=31)
+    try:
+        out = member.decompress(data, limit_bytes + 1)
+    except zlib.error:
+        return NOT_GZIP
+    if len(out) > limit_bytes:
+        return TOO_LARGE
+    return out if member.eof and not member.unused_data else NOT_GZIP
 
 
 def _protobuf_of(text: bytes) -> bytes | Answer:
@@ -112,14 +89,12 @@ class _ExportHandler:
     def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
         self._intake = intake
         self._tokens = tokens
-        self._parsing = asyncio.Lock()
-        """Held while JSON is parsed."""
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Look at the head, have the body read and taken in, and answer."""
         rejected = self._check_head(request)
         if rejected is not None:
-            self._intake.reject(Transport.HTTP, rejected.outcome)
+            self._intake.count_call(Transport.HTTP, rejected.outcome)
             return _reply(request, rejected)
         signal, size_bytes = _SIGNALS[_path(request)], request.content_length or 0
         if _encoding(request) == "gzip":
@@ -147,28 +122,16 @@ class _ExportHandler:
 
     async def _read(self, request: web.BaseRequest, receiving: Receiving) -> bytes | Answer:
         """The body as protobuf, or why it is none."""
-        if request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0
         try:
             received = await receiving.read(request.content.read())
         except web.RequestPayloadError:
             return TOO_SLOW
         body: bytes | Answer = received
         if _encoding(request) == "gzip":
-            most, is_wanted = self._intake.message_bytes_max, partial(_is_here, request)
-            body = await asyncio.to_thread(inflate, received, most, is_wanted)
+            body = await asyncio.to_thread(inflate, received, self._intake.message_bytes_max)
         if request.content_type != JSON or isinstance(body, Answer):
             return body
-        if len(body) > SMALL_BYTES and self._parsing.locked():
-            return BUSY  # many large ones that wait would hold the room of others
-        async with self._parsing:
-            return await asyncio.to_thread(_protobuf_of, body)
-
-
-def _is_here(request: web.BaseRequest) -> bool:
-    """Whether the client still waits."""
-    return request.transport is not None and not request.transport.is_closing()
+        return await self._intake.compute(_protobuf_of, body)
 
 
 def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:

@@ -173,11 +173,10 @@ def test_the_product_reaches_into_nothing():
 
 CLOCKS = {
     "collector/runtime/tasks.py": 2,
-    "collector/ingest/otlp_http.py": 2,
     "tracefit/configured.py": 1,
     "tracefit/loading.py": 1,
 }
-"""Who reads one, and how often: the clock that all others are handed, how long a body may inflate, a client's own."""
+"""Who reads one, and how often: the clock that all others are handed, a client's own."""
 
 
 def test_the_product_reads_no_clock_but_where_it_is_handed_in():

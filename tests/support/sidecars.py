@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import json
@@ -20,15 +21,26 @@ import grpc
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
+from collector.ingest.intake import Intake
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
+from collector.ingest.status import Answer
 from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
 from collector.service import worker
-from collector.telemetry import Counts
+from collector.telemetry import Counts, Signal, Transport
 from online.snapshot import Snapshot
 from tests.support.processes import on_free_ports
 from tests.support.silent_calls import own_channel
+
+
+def take_in(intake: Intake, payload: bytes) -> Answer | None:
+    """What a caller over gRPC that sends this export is answered; None says that it is taken."""
+
+    async def read(_: object) -> bytes:
+        return payload
+
+    return asyncio.run(intake.receive(Signal.TRACES, Transport.GRPC, "peer:1", len(payload), read))
 
 
 class CountingProcessor:

@@ -12,6 +12,7 @@ from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock
+from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
 CAPACITY = 1000
@@ -35,7 +36,7 @@ class PassedOn:
 def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
     queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
     queue.put_nowait("full", CAPACITY)
-    refused = asyncio.run(Intake(queue, metrics, forward=forward).consume(payload, "peer:1", Transport.GRPC))
+    refused = take_in(Intake(queue, metrics, forward=forward), payload)
     assert metrics.value(table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
         assert refused.outcome is Outcome.QUEUE_FULL

@@ -1,7 +1,5 @@
 """The memory guard: which limit holds, what a refusal looks like."""
 
-import asyncio
-
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -10,9 +8,10 @@ from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
 from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes
 from collector.telemetry.metrics import Metrics
-from collector.telemetry.reasons import Outcome, Transport
-from collector.telemetry.table import ACCEPTED, SPANS
+from collector.telemetry.reasons import Outcome
+from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support.clocks import FakeClock
+from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
 MIB = 1 << 20
@@ -24,10 +23,10 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     queue = AdmissionQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
     intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
     one = make_export().SerializeToString()
-    assert asyncio.run(intake.consume(one, "peer", Transport.GRPC)) == answer(Outcome.MEMORY, 1.9)
+    assert take_in(intake, one) == answer(Outcome.MEMORY, 1.9)
     used[0] = 200 * MIB
-    assert asyncio.run(intake.consume(one, "peer", Transport.GRPC)) is None
-    assert metrics.value(SPANS, "grpc", "memory") == metrics.value(SPANS, "grpc", ACCEPTED) == 1
+    assert take_in(intake, one) is None
+    assert metrics.value(REQUESTS, "grpc", "memory") == metrics.value(SPANS, "grpc", ACCEPTED) == 1
 
 
 @pytest.mark.parametrize(

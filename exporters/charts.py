@@ -170,7 +170,7 @@ def scatter(history: HistoryView | None) -> Figure | None:
     )
 
 
-_Point = tuple[float, float, float | None]
+_Point = tuple[float, float, float]
 """When, in seconds, the coefficient then, and its standard error."""
 
 
@@ -183,20 +183,19 @@ def courses(model: ModelSnapshot, history: HistoryView | None) -> list[Figure]:
 
 
 def _values(history: HistoryView, name: str) -> list[_Point]:
-    place = history.features.index(name) if name in history.features else None
-    return [
-        (each.at_ns / 1e9, value, each.stderr[place])
-        for each in history.points
-        if place is not None and (value := each.coefficient[place]) is not None
-    ]
+    if name not in history.features:
+        return []
+    place = history.features.index(name)
+    points = zip(history.at_ns, history.coefficients[place], history.stderrs[place], strict=True)
+    return [(at_ns / 1e9, value, stderr) for at_ns, value, stderr in points]
 
 
 def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
     """The axis holds the values but the rarest, and half of the intervals; what is beyond is drawn at the edge."""
     name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [value for _, value, _ in points]
-    known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points if stderr is not None]
+    known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points]
     usual = sorted(values)[len(values) // _RARE : -(len(values) // _RARE) or None]
-    reach = median_high([half for _, _, half in known] or [0.0])
+    reach = median_high(half for _, _, half in known)
     low, high = min(*usual, values[-1]) - reach, max(*usual, values[-1]) + reach
     slack = max(_SLACK * (high - low), _READABLE * max(abs(high), abs(low)), _TINY)
     bottom = max(low - slack, 0.0) if usual[0] >= 0.0 else low - slack

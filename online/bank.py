@@ -25,7 +25,7 @@ import msgspec
 from online.constants import ENGINES_MAX
 from online.features import PORTABLE, Fact, Facts
 from online.rls import Prior
-from online.target import RLS, BankSettings, StepHistory, TargetState, check_settings, feature_set
+from online.target import RLS, BankSettings, HistoryView, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
@@ -257,10 +257,10 @@ class Bank:
             return None
         return self.pool.sheet_prior(config_id, self._get(config_id).facts)
 
-    def history(self, config_id: str) -> StepHistory | None:
+    def history(self, config_id: str) -> HistoryView | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""
         step = self._get(config_id).targets.get(Target.STEP_TIME)
-        return None if step is None else step.history
+        return None if step is None or step.history is None else step.history.view()
 
     # ---------------------------------------------------------------- state
 

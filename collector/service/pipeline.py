@@ -321,7 +321,7 @@ class Pipeline:
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
         histories = {config.config_id: self._bank.history(config.config_id) for config in configs}
-        self._histories = {config_id: history.view() for config_id, history in histories.items() if history is not None}
+        self._histories = {config_id: history for config_id, history in histories.items() if history is not None}
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,

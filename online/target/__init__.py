@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .history import HistoryView, StepHistory
+from .history import HistoryView
 from .settings import RESIDUAL, RLS, BankSettings, check_settings, feature_set
 from .target_state import TargetState
 
@@ -11,7 +11,6 @@ __all__ = [
     "RLS",
     "BankSettings",
     "HistoryView",
-    "StepHistory",
     "TargetState",
     "check_settings",
     "feature_set",

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
@@ -30,7 +29,7 @@ from online.snapshot import ModelSnapshot, Reason, ReplicaSnapshot, TargetSnapsh
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
 
-from .history import CoefficientHistory, StepHistory
+from .history import StepHistory
 from .published_prediction import PublishedPrediction
 from .settings import RESIDUAL, RIVER, RLS, BankSettings, river_module
 
@@ -76,7 +75,7 @@ class TargetState(Stateful):
         self.windows: RowBlock | None = None
         self.finer, self.timed = False, np.zeros(2)
         self.replicas: list[Replica] = []
-        self.history = StepHistory()
+        self.history: StepHistory | None = None
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
         self.left_out: list[str] = []
@@ -151,6 +150,7 @@ class TargetState(Stateful):
             if self.published is not None:
                 self.published.learn(block, shaped, change)
             if self.target is Target.STEP_TIME:
+                self.history = self.history or StepHistory(watcher.features.names)
                 self.history.learn(block, shaped)
                 self.history.record(int(rows.end_ns[-1]), watcher)
         for name, model in self.models.items():
@@ -264,7 +264,7 @@ class TargetState(Stateful):
             "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
-            "course": msgspec.to_builtins(self.history.coefficients),
+            "history": None if self.history is None else self.history.to_state(),
             "engine_names": {str(number): name for number, name in self.engine_names.items()},
         }
 
@@ -288,7 +288,9 @@ class TargetState(Stateful):
         watcher = self.watcher()
         if watcher is not None and watcher.features.name in same:
             self.replicas = [Replica.of_state(each, len(watcher.features)) for each in state["replicas"]]
-        self.history.coefficients = CoefficientHistory.of_state(state["course"])
+            if state["history"] is not None:
+                self.history = StepHistory(watcher.features.names)
+                self.history.from_state(state["history"])
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:
@@ -325,6 +327,6 @@ class TargetState(Stateful):
             if each is not None:
                 self._keep_windows(each, finer=self.finer or other.finer)
         self.finer |= other.finer
-        self.history = StepHistory()
+        self.history = None
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)

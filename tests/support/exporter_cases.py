@@ -222,7 +222,7 @@ def learned_history():
     """The history of a configuration that has learned 4,000 steps."""
     bank = Bank(Config(learners=("rls",)))
     bank.learn("c", Target.STEP_TIME, steps(4000, 1).rows)
-    return bank.history("c").view()
+    return bank.history("c")
 
 
 def assert_golden(name, actual):

@@ -340,8 +340,6 @@ def _load_lines(said: RequestEstimate) -> Iterator[tuple[str, str]]:
     yield "in flight", f"{counted(said.concurrency, 'request')} ({plain(said.running)} run{waiting})"
     for name, value in (("TTFT", said.ttft), ("ITL", said.itl), ("E2E", said.e2e)):
         yield name, with_band(value)
-    if said.concurrency > 1.0:
-        yield "burst", f"{with_band(said.ttft_burst)}, the TTFT if all arrive at once"
     yield "rate", f"{said.requests_per_s:.3g} requests/s, {said.output_tokens_per_s:,.0f} output tokens/s"
     if said.prefill_bound:
         yield "limit", "prefills fill every step: more requests only wait longer"

@@ -43,7 +43,7 @@ many steps each, whose stalls are in them:
     k    = sum pi_i k_(i+1)                    steps of a prefill: its chunks, and more where others fill the steps
     k V  = sum pi_i k_(i+1) s_(i+1)
     M    = (k V + (O - 1) ITL) / (k + O - 1)   any step of a request
-    rest = u² M / 2 + (1 - u²) (M - t)         what is left of the step that an arrival meets; u = t / M < 1
+    rest = max(M - t, M / 2)                   what is left of the step that an arrival meets
 
 **The first token** comes after k V + the longer of
 
@@ -81,7 +81,7 @@ from operator import mul
 from typing import NamedTuple
 
 from .exceptions import TOKENS_MAX, checked
-from .shapes import Band, together
+from .shapes import Band
 from .step_model import StepModel
 
 _TAIL = 1e-6
@@ -199,14 +199,6 @@ def weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
     return us, low, high
 
 
-def _rest(mean_us: float, turnaround_us: float) -> Band:
-    """What is left of a step for an arrival that follows the end of one by so much."""
-    any_us = mean_us / 2.0
-    late = min(turnaround_us / (mean_us or turnaround_us), 1.0) ** 2
-    rest_us = late * any_us + (1.0 - late) * max(mean_us - turnaround_us, 0.0)
-    return rest_us, min(any_us, rest_us), max(mean_us, rest_us)
-
-
 class ClosedLoop:
     """The formulas of the module's docstring on the steps of one engine.
 
@@ -249,9 +241,8 @@ class ClosedLoop:
         def first_token(own: float, step: float, rest_us: float) -> float:
             return own + max(queued * (own + tokens * step) - turnaround_us, others * rest_us)
 
-        by_steps = ends(first_token, at.own, at.itl, (at.rest[0],) * 3)
-        by_rest = ends(first_token, (at.own[0],) * 3, (at.itl[0],) * 3, at.rest)
-        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), together(by_steps, by_rest)
+        first_us = ends(first_token, at.own, at.itl, at.rest)
+        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), first_us
 
     def _times(self, work: Workload, n: int, turnaround_us: float) -> Met:
         """Of n requests in the batch."""
@@ -271,7 +262,8 @@ class ClosedLoop:
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life
         ahead = 1.0 - life**-n if self._ahead else 0.0
+        half_us = mean_us / 2.0
         next_us = ahead * mean_us, ahead * mean_us, 0.0 if self._ahead is False else mean_us
-        rest = ends(operator.add, _rest(mean_us, turnaround_us), next_us)
+        rest = ends(operator.add, (max(mean_us - turnaround_us, half_us), half_us, mean_us), next_us)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
         return Met(itl, prefill, rest, k, wait + ahead, prefills.bound)

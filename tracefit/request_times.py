@@ -9,13 +9,13 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
 
 **Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
 steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
-as steps have a prompt. Outside of what was
-seen, and where rows were means, so that the answer rests on the coefficients, so are their errors (step_model.py): of a
-step of the prompt for TTFT, of a mean step for ITL; those of the form only where rows were means.
+as steps have a prompt. Outside of what was seen, and where rows were means, so that the answer rests on the
+coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL; those of
+the form only where rows were means.
 
 Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
-does not hold that: it then comes as late as in a burst, see below, and by a step later where one is ahead. ITL's lower
-end does: with g = min(n p, T) tokens of prompts in one step, which takes full = step(g, n, (n - g / p) P),
+does not hold that. ITL's lower end does: with g = min(n p, T) tokens of prompts in one step, which takes
+full = step(g, n, (n - g / p) P),
 
     ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
 
@@ -34,18 +34,8 @@ ATTENTION_TOKENS: what their chunks pay for those before is in no coefficient. W
 enable_chunked_prefill), k > _BUDGET_DECIDES names the budget, too: each waits for a step that holds all of it. With
 speculative decoding a step gives an answer several tokens, and nobody says how many: that is named as well.
 
-**Bursts.** All N arrive at once at an engine without other work. The API hands them over one by one, so that the first
-prompt, or as much of it as a step holds, a = min(p, T), has a step of its own. Then each step has T' tokens, T less one
-for each prompt that is done, of which half are on the mean: T' = min(T - n / 2, n p - a). The others wait for half of
-what is left, and half a step more; prompts of several steps, whose last is half full, for a quarter and for half of
-their own rest. Requests that do not fit come in whole waves, w = floor(N / n):
-
-    turns = (1/2 + (n p - a) / 2 T') (1 - a / n p)     p <= T;   else 1/4 + (n p + p - 2 a) / 2 T'
-    burst = step(a) + turns step(T')
-    TTFT  = api_queueing + burst + w (N/n - (w + 1) / 2) (n/N)² E2E + first_response
-
 What it leaves out: requests of different size share one mean, so a mix of a few very long prompts with short ones is
-seen too smooth, and bursts that an API hands over by their length, the shortest first, wait for less; preemption.
+seen too smooth; preemption.
 
 Microseconds.
 """
@@ -57,7 +47,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends, weighted
+from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends
 from .document import ConfigDocument, Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
@@ -100,8 +90,6 @@ class RequestEstimate(NamedTuple):
         requests_per_s, output_tokens_per_s: of the whole engine.
         prefill_bound: prefills fill every step, so that more requests only wait longer.
         extrapolated, usable: as for a step.
-        ttft_burst: mean time to the first token where all of them arrive at once at an engine without other work. In a
-            loop whose sizes are all the same they come to do so; the band of ``ttft`` does not hold that.
     """
 
     concurrency: float
@@ -114,7 +102,6 @@ class RequestEstimate(NamedTuple):
     prefill_bound: bool
     extrapolated: tuple[str, ...]
     usable: bool
-    ttft_burst: Estimate
 
 
 class _Load(NamedTuple):
@@ -193,7 +180,6 @@ class RequestTimes:
         first_us = math.hypot(of_first * ttft[0], of_prompts_us)
         between_us = math.hypot(of_itl, one_step * load.with_prompt) * at.itl[0]
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
-        burst = self._burst(work, running, in_flight, api, e2e)
         return RequestEstimate(
             in_flight,
             running,
@@ -205,7 +191,6 @@ class RequestTimes:
             at.prefill_bound,
             (*outside, *waits),
             usable,
-            Estimate(*unsure(burst, of_prompt * burst[0])),
         )
 
     def _memory_us(self, work: Workload, in_flight: float, at: Met) -> float:
@@ -252,26 +237,6 @@ class RequestTimes:
         )
         return own, other
 
-    def _step(self, work: Workload, tokens: float, decodes: float) -> Band:
-        """Of so many tokens of prompts, and of requests whose answers begin."""
-        requests = decodes + max(tokens / work.uncached, 1.0)
-        return self._steps.band(tokens, requests, decodes * work.prompt)
-
-    def _burst(self, work: Workload, running: float, in_flight: float, api: Band, e2e: Band) -> Band:
-        """TTFT of requests that arrive at once, in waves of so many as fit."""
-        n, prompt = round(running), work.uncached
-        budget = self._steps.budget_of(n)
-        alone = min(prompt, budget)
-        left = n * prompt - alone
-        tokens = max(min(budget - n / 2.0, left), 1.0)
-        turns = 0.25 + (left + prompt - alone) / 2.0 / tokens
-        if prompt <= budget:
-            turns = (0.5 + left / 2.0 / tokens) * left / (n * prompt)
-        wave = weighted((1.0, turns), (self._step(work, alone, 0.0), self._step(work, tokens, (n - 1) / 2.0)))
-        waves = in_flight / running
-        before = math.floor(waves) * (waves - 0.5 * (math.floor(waves) + 1)) / waves**2
-        return weighted((1.0, 1.0, before), (wave, api, e2e))
-
     def _gathered_itl(self, work: Workload, running: float) -> float:
         """ITL, at least, of loops whose requests gather."""
         steps, budget = self._steps, self._steps.budget_of(running)
@@ -279,7 +244,8 @@ class RequestTimes:
         if running <= 1.0:
             return low
         tokens = min(running * work.uncached, budget)
-        _, full_low, _ = self._step(work, tokens, max(running - tokens / work.uncached, 0.0))
+        full_context = max(running - tokens / work.uncached, 0.0) * work.prompt
+        _, full_low, _ = steps.band(tokens, running, full_context)
         full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
         return low + max(full, 0.0) * max(full_low - low, 0.0)
 

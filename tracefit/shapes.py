@@ -188,16 +188,10 @@ def _at(middles: Sequence[float], values: Sequence[float], place: float) -> floa
     return values[after - 1] + part * (values[after] - values[after - 1])
 
 
-def together(one: Band, other: Band) -> Band:
-    """One middle with two reasons to be off that do not depend on each other: their squares are added."""
-    us, low, high = one
-    _, also_low, also_high = other
-    return us, max(us - math.hypot(us - low, us - also_low), 0.0), us + math.hypot(high - us, also_high - us)
-
-
-def unsure(band: Band, us: float) -> Band:
-    """The same with another reason to be off by so much, each way."""
-    return together(band, (band[0], band[0] - us, band[0] + us))
+def unsure(band: Band, off_us: float) -> Band:
+    """The same with another reason to be off, each way, that does not depend on it: their squares are added."""
+    us, low, high = band
+    return us, max(us - math.hypot(us - low, off_us), 0.0), us + math.hypot(high - us, off_us)
 
 
 class _Seen(NamedTuple):

@@ -57,7 +57,7 @@ def test_requests_of_now_are_made_of_steps_of_now():
     assert config.now(NOW).request(**load).itl.us == pytest.approx(1.1 * config.request(**load).itl.us, rel=0.02)
 
 
-@pytest.mark.parametrize("level", [{"decode": {"factor": 0.0}}, {"decode": 1.1}, 3])
+@pytest.mark.parametrize("level", [{"decode": {}}, {"decode": 1.1}, 3])
 def test_a_level_that_is_none_is_refused(level):
     changed = tree()
     step_time_of(changed)["level"] = level

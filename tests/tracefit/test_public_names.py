@@ -19,7 +19,7 @@ FIELDS = {
     "Prediction": "us low high extrapolated usable",
     "Estimate": "us low high",
     "RequestEstimate": "concurrency running ttft itl e2e requests_per_s output_tokens_per_s prefill_bound "
-    "extrapolated usable ttft_burst",
+    "extrapolated usable",
     "Plan": "concurrency limit at curve replicas",
     "Limits": "max_num_seqs max_num_batched_tokens kv_tokens",
     "Diff": "configs only_before only_after",

@@ -243,14 +243,13 @@ class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One configuration: engines with equal identity share its coefficients.
 
-    ``sources`` says where each fact of ``config`` is from, ``contradictions`` what weaker sources claimed instead,
-    ``cannot_derive`` what is missing for the feature sets that need the model's and the GPU's sheet. ``quarantined``:
-    its learner raised and why; it has no targets until a restart. ``doubts``: why nothing it answers should be used,
-    one clause each; empty where nothing speaks against it. ``prefix_hits_hidden``: the
-    telemetry counts prompt tokens that the prefix cache had as if they were computed. ``last_heard_unix_nano``: time
-    of the newest event or page of any of its engines, by their clocks, whether a row was learned from it or not; 0 of
-    merged states and of recordings, where nobody is alive. ``replaced_by``: the configuration that its server sends
-    since it was started again; empty while one of its engines may be alive.
+    ``sources`` says where each fact of ``config`` is from, ``cannot_derive`` what is missing for the feature sets that
+    need the model's and the GPU's sheet. ``quarantined``: its learner raised and why; it has no targets until a
+    restart. ``doubts``: why nothing it answers should be used, one clause each; empty where nothing speaks against it.
+    ``prefix_hits_hidden``: the telemetry counts prompt tokens that the prefix cache had as if they were computed.
+    ``last_heard_unix_nano``: time of the newest event or page of any of its engines, by their clocks, whether a row
+    was learned from it or not; 0 of merged states and of recordings, where nobody is alive. ``replaced_by``: the
+    configuration that its server sends since it was started again; empty while one of its engines may be alive.
     """
 
     config_id: str
@@ -259,7 +258,6 @@ class ConfigSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     telemetry: str
     targets: dict[str, TargetSnapshot]
     sources: dict[str, str] = {}
-    contradictions: dict[str, str] = {}
     cannot_derive: list[str] = []
     quarantined: str = ""
     doubts: list[str] = []

@@ -17,7 +17,7 @@ import asyncio
 import glob
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeVar
 
 import msgspec
 
@@ -130,36 +130,52 @@ class Discovery:
         return bool(answers)
 
 
+Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARS_MAX)]
+T = TypeVar("T")
+
+
+class _Card(msgspec.Struct):
+    id: Text = ""
+    root: Text | None = None
+    parent: Text | None = None
+    max_model_len: Annotated[int, msgspec.Meta(gt=0)] | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[_Card]
+
+
+class _Version(msgspec.Struct):
+    version: Text
+
+
 def read_models(body: bytes) -> dict[str, Fact]:
     """The first served model, what was loaded under its name, and whether adapters, which come after it, are served."""
-    data = _object(body).get("data")
-    cards = [card for card in data if isinstance(card, Mapping)] if isinstance(data, list) else []
-    first: Mapping[str, Any] = cards[0] if cards else {}
-    out: dict[str, Fact] = {}
-    name, root, longest = first.get("id"), first.get("root"), first.get("max_model_len")
-    if isinstance(name, str) and name:
-        out["model"] = name[:TEXT_CHARS_MAX]
-        if isinstance(root, str) and root not in ("", name):
-            out["model_root"] = root[:TEXT_CHARS_MAX]
-        if any(card.get("parent") for card in cards[1:]):
-            out["enable_lora"] = True
-    if isinstance(longest, int) and not isinstance(longest, bool) and longest > 0:
-        out["max_model_len"] = longest
-    return out
+    models = _read(body, _Models)
+    if models is None or not models.data:
+        return {}
+    first, *others = models.data
+    told = {
+        "model": first.id,
+        "model_root": first.root if first.root != first.id else None,
+        "enable_lora": any(card.parent for card in others),
+        "max_model_len": first.max_model_len,
+    }
+    return {name: fact for name, fact in told.items() if fact}
 
 
 def read_version(body: bytes) -> dict[str, Fact]:
     """The version of vLLM, out of what ``/version`` answered."""
-    version = _object(body).get("version")
-    return {"vllm_version": version[:64]} if isinstance(version, str) and version else {}
+    told = _read(body, _Version)
+    return {"vllm_version": told.version} if told is not None and told.version else {}
 
 
-def _object(body: bytes) -> Mapping[str, Any]:
-    """The JSON object of an answer; an empty one where it is something else."""
+def _read(body: bytes, kind: type[T]) -> T | None:
+    """An answer in JSON; None where it is something else."""
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return {}
+        return None
 
 
 QUESTIONS: Mapping[str, Callable[[bytes], Mapping[str, Fact]]] = {

@@ -2,11 +2,10 @@
 
 Engines of equal identity share coefficients. ``config_id`` is the first 12 hex digits of the SHA-256 of the identity's
 canonical JSON. Unknown facts stay unknown; without a model the emitting instance is part of the identity, so that two
-unknown servers are never mixed. When two sources contradict each other the stronger wins, and the other's claim is kept
-beside it.
+unknown servers are never mixed. When two sources contradict each other the stronger wins.
 
-Rules, data sheets and config.json files are read at start, bounded and checked: a file that lies is a ConfigError that
-names the key. ``ConfigResolver.apply`` then only looks up, and does nothing when nothing has changed since the
+Rules, data sheets and config.json files are read at start and checked: a file that lies is a ConfigError that names the
+key. ``ConfigResolver.apply`` then only looks up, and does nothing when nothing has changed since the
 engine's last export.
 """
 
@@ -79,8 +78,6 @@ HARDWARE: tuple[str, ...] = (
 """Facts of a hardware sheet; they follow from ``gpu`` and ``dtype`` unless a rule says otherwise."""
 
 TEXT_CHARS_MAX = 256
-CONFLICTS_MAX = 64
-"""Contradicting claims kept per engine."""
 
 _NUMBER_END = 1 << 63
 """A state file holds 64 bits; no knob and no data sheet has a number like that."""
@@ -118,7 +115,6 @@ class EngineFacts:
 
     def __init__(self) -> None:
         self._facts: Held = {}
-        self._conflicts: dict[tuple[str, FactSource], Fact] = {}
         self.version = 0
         """Grows with every change."""
         self.applied: tuple[object, ...] = ()
@@ -128,25 +124,21 @@ class EngineFacts:
         """Take what is new, newer or from a stronger source; returns whether anything changed."""
         changed = False
         for name, value in facts.items():
-            # a request may ask for an adapter by another name: the first model seen is the server's
-            newer = (name, source) != ("model", FactSource.TELEMETRY)
             if isinstance(value, int | float) and not abs(value) < _NUMBER_END:  # NaN, too; of a model's file, say
                 continue
-            known = self._facts.get(name)
-            if known is not None and known[0] != source and known[1] != value:
-                weaker, claim = max(known, (source, value), key=lambda fact: fact[0])
-                if (name, weaker) in self._conflicts or len(self._conflicts) < CONFLICTS_MAX:
-                    self._conflicts[name, weaker] = claim
-            if known is None or source < known[0] or (newer and source == known[0] and known[1] != value):
+            # a request may ask for an adapter by another name: the first model seen is the server's
+            newer = (name, source) != ("model", FactSource.TELEMETRY)
+            known_source, known = self._facts.get(name, (None, None))
+            if known_source is None or source < known_source or (newer and source == known_source):
                 self._facts[name] = (source, value)
-                changed = changed or known is None or known[1] != value
+                changed = changed or known != value
         self.version += changed
         return changed
 
     def copy_from(self, other: EngineFacts) -> None:
         """Another emitter of the same engine knew these, from the sources it had."""
-        for source in FactSource:
-            self.learn({name: value for name, (s, value) in other._facts.items() if s is source}, source)
+        for name, (source, value) in other._facts.items():
+            self.learn({name: value}, source)
 
     def held(self) -> Held:
         """A copy of the facts and their sources, for :meth:`is_another_server`."""
@@ -178,14 +170,6 @@ class EngineFacts:
     def sources(self) -> dict[str, str]:
         """Where each fact comes from, by name."""
         return {name: source.label for name, (source, _) in sorted(self._facts.items())}
-
-    def contradictions(self) -> dict[str, str]:
-        """Claims that lost against a stronger source: by name, who claimed what."""
-        told: dict[str, list[str]] = {}
-        for (name, source), value in sorted(self._conflicts.items()):
-            if self._facts[name][1] != value:
-                told.setdefault(name, []).append(f"{source.label}: {value}")
-        return {name: "; ".join(conflicts) for name, conflicts in told.items()}
 
     def known(self) -> dict[str, Fact]:
         """All facts by name."""
@@ -268,8 +252,6 @@ def _architecture_in(path: str, key: str) -> dict[str, Fact] | None:
         raise ConfigError(key, f"{path}: {error}") from None
 
 
-MODEL_FILE_BYTES_MAX = 4 * 2**20
-"""The largest config.json in the wild is some hundred kB; more is something else."""
 _QUANTIZATION_FILE = "hf_quant_config.json"
 
 
@@ -285,32 +267,28 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     A file hf_quant_config.json beside it says how the weights are quantized where config.json does not.
 
     Raises:
-        ValueError: a file cannot be read, is too large, is not JSON, or contradicts itself.
+        ValueError: a file cannot be read, is not JSON, or contradicts itself.
     """
     config = read_json(path / "config.json" if path.is_dir() else path)
     beside = (path if path.is_dir() else path.parent) / _QUANTIZATION_FILE
     if isinstance(config, dict) and beside.is_file():
-        config = {**config, "hf_quant_config": read_json(beside, f"{_QUANTIZATION_FILE} beside it: ")}
+        config = {**config, "hf_quant_config": read_json(beside)}
     arch = architecture(config)
     return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
-def read_json(path: Path, called: str = "") -> Any:
-    """A small JSON file.
+def read_json(path: Path) -> Any:
+    """A JSON file.
 
     Raises:
-        ValueError: it cannot be read, is too large, or is not JSON.
+        ValueError: it cannot be read, or is not JSON.
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MODEL_FILE_BYTES_MAX + 1)
-        if len(data) > MODEL_FILE_BYTES_MAX:
-            raise ValueError(f"{called}larger than {MODEL_FILE_BYTES_MAX >> 20} MiB")
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{called}cannot be read: {error.strerror}") from None
+        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"{called}not JSON: {str(error) or type(error).__name__}") from None
+        raise ValueError(f"{path.name} is not JSON: {str(error) or type(error).__name__}") from None
 
 
 _DISCOVERED_MAX = 1024

@@ -332,10 +332,8 @@ class Pipeline:
     def _config(self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "") -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
-        contradictions: dict[str, str] = {}
         for emitter in emitters:
             sources |= emitter.facts.sources()
-            contradictions |= emitter.facts.contradictions()
         quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
         hidden = hides_hits(quality, facts)
         heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
@@ -358,7 +356,6 @@ class Pipeline:
             config_id=config_id,
             config=facts | sampling,
             sources=sources | dict.fromkeys(sampling, FactSource.TELEMETRY.label),
-            contradictions=contradictions,
             cannot_derive=list(cannot_derive(facts)),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,

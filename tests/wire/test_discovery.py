@@ -106,7 +106,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
 
 def test_facts_of_impossible_value_are_left_out():
     assert read_models(b'{"data": [{"id": "", "max_model_len": -1}]}') == {}
-    assert read_models(b'{"data": [{"id": "m", "max_model_len": true}]}') == {"model": "m"}
+    assert read_models(b'{"data": [{"id": "m", "max_model_len": true}]}') == {}
     assert read_version(b'{"version": null}') == {}
     assert facts_in(b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1') == {}
     assert facts_in(b"\xff\xfe") == {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import median_high
 from typing import NamedTuple
 
 from exporters.questions import significant
@@ -24,8 +23,8 @@ NEAR = 0.1
 """The 10 % that people ask for."""
 _RARE = 12
 """One in twelve values at each end may lie beyond the axis."""
-_SLACK, _READABLE = 0.06, 0.02
-"""Room beside the values, and the least height of an axis, as shares of what it shows."""
+_READABLE = 0.02
+"""Room beside the values, in parts of the largest."""
 _TINY = 1e-9
 _PARTS_MAX = 5
 """Parts of a step with a colour of their own."""
@@ -79,34 +78,9 @@ def _logarithmic(value: float) -> float:
     return math.log(max(value, _TINY))
 
 
-def _round_values(low: float, high: float) -> list[float]:
-    """Round values between two, three at least."""
-    span = high - low
-    if not (math.isfinite(span) and span > 0.0):
-        return [low]
-    decade = 10.0 ** math.floor(math.log10(span))
-    for share in (5.0, 2.0, 1.0, 0.5, 0.2, 0.1):
-        step = decade * share
-        values = range(math.ceil(low / step - _TINY), math.floor(high / step + _TINY) + 1)
-        if len(values) >= 3:  # noqa: PLR2004 - to see a scale
-            break
-    return [i * step for i in values]
-
-
-def _decade_values(low: float, high: float) -> list[float]:
-    """1, 2 and 5 of each decade between two positive values, thinned to four."""
-    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    inside = [digit * 10.0**each for each in exponents for digit in (1, 2, 5) if low <= digit * 10.0**each <= high]
-    return inside[:: max(1, -(-len(inside) // 4))]
-
-
-def _in_one_unit(values: Sequence[float], unit: str = "us") -> list[tuple[float, str]]:
-    """Ticks of an axis, all in the unit of the largest; round values without trailing zeros."""
-    largest, ticks = max(map(abs, values), default=0.0), []
-    for value in values:
-        number, _, name = coefficient(value, unit, like=largest).partition("/")[0].partition(" ")
-        ticks.append((value, f"{number.rstrip('0').rstrip('.') if '.' in number else number} {name}"))
-    return ticks
+def _ticks(values: Sequence[float], unit: str = "us") -> list[tuple[float, str]]:
+    """Of an axis, all in the unit of the largest."""
+    return [(value, coefficient(value, unit, like=max(values)).partition("/")[0]) for value in values]
 
 
 class Part(NamedTuple):
@@ -154,7 +128,7 @@ def scatter(history: HistoryView | None) -> Figure | None:
     values = [value for pair in pairs for value in pair]
     limits = (min(values) * 0.9, max(values) * 1.1)
     plane = Plane(limits, limits, _SQUARE, _logarithmic)
-    ticks = _in_one_unit((_decade_values if limits[1] > 4.0 * limits[0] else _round_values)(*limits))
+    ticks = _ticks((limits[0], math.sqrt(limits[0] * limits[1]), limits[1]))
     near = sum(abs(p / o - 1) <= NEAR for o, p in pairs) / len(pairs)
     places = dict.fromkeys((round(plane.at_x(o)), round(plane.at_y(p))) for o, p in pairs)
     return Figure(
@@ -191,15 +165,15 @@ def _values(history: HistoryView, name: str) -> list[_Point]:
 
 
 def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
-    """The axis holds the values but the rarest, and half of the intervals; what is beyond is drawn at the edge."""
+    """The axis holds the values but the rarest, and the last interval; what is beyond is drawn at the edge."""
     name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [value for _, value, _ in points]
     known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points]
     usual = sorted(values)[len(values) // _RARE : -(len(values) // _RARE) or None]
-    reach = median_high(half for _, _, half in known)
-    low, high = min(*usual, values[-1]) - reach, max(*usual, values[-1]) + reach
-    slack = max(_SLACK * (high - low), _READABLE * max(abs(high), abs(low)), _TINY)
-    bottom = max(low - slack, 0.0) if usual[0] >= 0.0 else low - slack
-    plane = Plane((points[0][0], points[-1][0]), (bottom, high + slack), _FLAT)
+    half = known[-1][2]
+    low, high = min(*usual, values[-1]) - half, max(*usual, values[-1]) + half
+    slack = max(_READABLE * high, _TINY)
+    bottom, top = max(low - slack, 0.0), high + slack
+    plane = Plane((points[0][0], points[-1][0]), (bottom, top), _FLAT)
     span = age(plane.x[1] - plane.x[0])
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
     upper = [(at_s, value + half) for at_s, value, half in known]
@@ -209,7 +183,7 @@ def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
         f"{name} over the last {span}: from {first} to {last}",
         plane,
         [(plane.x[0], f"{span} ago"), (plane.x[1], "now")],
-        _in_one_unit(_round_values(*plane.y), unit),
+        _ticks((bottom, (bottom + top) / 2.0, top), unit),
         band=[*upper, *((at_s, value - half) for at_s, value, half in reversed(known))],
         line=[(at_s, value) for at_s, value, _ in points],
     )

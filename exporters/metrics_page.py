@@ -4,7 +4,7 @@ The snapshot's families are rendered once a generation; our own counters at ever
 a closed set, except ``config``, whose number is capped by the learner, and those of ``tracefit_config_info``, which has
 one series per configuration. What is not known is absent, never zero, never NaN.
 
-What is beyond the longest page is withheld, and counted: the last configurations of the snapshot. Observed TTFT is
+A configuration that would make the page too long is withheld, and its series are counted. Observed TTFT is
 QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the predicted one.
 """
 
@@ -136,7 +136,7 @@ PAGE_FAMILIES: tuple[Family, ...] = (
     Family("tracefit_snapshot_configs", (), "Configurations in the snapshot."),
     Family("tracefit_exposition_series", (), "Series of the snapshot on this page."),
     Family("tracefit_exposition_series_capacity", (), "Most series of the snapshot that a page may show."),
-    Family("tracefit_exposition_series_withheld", (), "Series withheld: no number, twice there, or the page is full."),
+    Family("tracefit_exposition_series_withheld", (), "Series withheld, for the page is full."),
 )
 """Families about the page itself; always shown once there is a snapshot."""
 
@@ -146,35 +146,17 @@ Values = Iterator[tuple[Any, ...]]
 that all of it have."""
 
 
-class _Series:
-    """The series of a page by family, at most so many, in the order in which they are added."""
+Key = tuple[str, tuple[str, ...]]
+"""Suffix and labels of a series."""
 
-    def __init__(self, most: int) -> None:
-        self.by_family: dict[str, dict[tuple[str, tuple[str, ...]], float]] = {family.name: {} for family in FAMILIES}
-        self.room, self.count, self.withheld = most, 0, 0
 
-    def add(self, values: Values) -> None:
-        """What is shown of one configuration: all of it, or nothing of it and of the next ones where there is no room.
-
-        Absent beats wrong: what is not finite never leaves. Of two series with equal labels the first stays.
-        """
-        own: dict[tuple[str, tuple[str, tuple[str, ...]]], float] = {}
-        for family, labels, value, *suffix in values:
-            key = "".join(suffix), tuple(map(printable, labels))
-            if value is None:
-                continue
-            if not math.isfinite(value) or (family, key) in own or key in self.by_family[family]:
-                self.withheld += 1
-            else:
-                own[family, key] = value
-        if len(own) > self.room:
-            self.room = 0
-            self.withheld += len(own)
-            return
-        for (family, key), value in own.items():
-            self.by_family[family][key] = value
-        self.room -= len(own)
-        self.count += len(own)
+def _shown(values: Values) -> dict[tuple[str, Key], float]:
+    """Series by family. Absent beats wrong: what is not finite never leaves; of equal labels the last stays."""
+    return {
+        (family, ("".join(suffix), tuple(map(printable, labels)))): value
+        for family, labels, value, *suffix in values
+        if value is not None and math.isfinite(value)
+    }
 
 
 def snapshot_families(
@@ -188,22 +170,29 @@ def snapshot_families(
     At most ``max_series`` of ``FAMILIES``. ``advisory`` has verdicts, and what the coefficients say of the load of the
     last minute; nothing is asked of the configurations in ``silent``, whose engines are gone.
     """
-    series = _Series(max_series)
+    by_family: dict[str, dict[Key, float]] = {family.name: {} for family in FAMILIES}
+    count = withheld = 0
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
         if advisory is not None and config.config_id not in silent:
             values.append(_load_values(config, advisory.of(snapshot, config)))
-        series.add(chain(*values))
+        own = _shown(chain(*values))
+        if count + len(own) > max_series:
+            withheld += len(own)
+            continue
+        count += len(own)
+        for (family_name, key), value in own.items():
+            by_family[family_name][key] = value
     created_s = snapshot.created_unix_nano / NS_PER_S
-    page = (snapshot.generation, created_s, len(snapshot.configs), series.count, max_series, series.withheld)
+    page = (snapshot.generation, created_s, len(snapshot.configs), count, max_series, withheld)
     for family, value in zip(PAGE_FAMILIES, page, strict=True):
         yield _metric(family, {("", ()): value})
     for family in FAMILIES:
-        if series.by_family[family.name]:
-            yield _metric(family, series.by_family[family.name])
+        if by_family[family.name]:
+            yield _metric(family, by_family[family.name])
 
 
-def _metric(family: Family, series: Mapping[tuple[str, tuple[str, ...]], float]) -> Metric:
+def _metric(family: Family, series: Mapping[Key, float]) -> Metric:
     metric = Metric(family.name.removesuffix("_total"), family.help, family.kind)
     for (suffix, labels), value in series.items():
         names = (*family.labels, "le") if suffix == BUCKET else family.labels
@@ -273,10 +262,7 @@ def _step_values(target: TargetSnapshot) -> Values:
 def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None) -> Values:
     is_step = labels[-1] == STEP_TIME
     family = "tracefit_step_residual_ratio" if is_step else "tracefit_target_residual_ratio"
-    if residuals is None:
-        return
-    if not 0.0 <= residuals.ratio_sum < math.inf:  # one value to withhold: half a histogram is none
-        yield family, labels, math.nan, SUM
+    if residuals is None or not math.isfinite(residuals.ratio_sum):  # half a histogram is none
         return
     if is_step:
         bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")

@@ -7,11 +7,8 @@ no binary fraction, would print noise digits.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import unicodedata
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
@@ -39,22 +36,10 @@ REASONS: dict[str, str] = {
 }
 """Why a coefficient should not be used alone, in words; the keys are ``online.snapshot.Reason``."""
 
-_UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})
 
-
-@lru_cache(maxsize=4096)
 def printable(text: str, max_chars: int = MAX_LABEL_CHARS) -> str:
-    """Make whatever telemetry said one line of encodable text, and so a harmless label value.
-
-    Control characters, newlines and lone surrogates become U+FFFD; what is too long is cut and keeps eight hex digits
-    of its hash, so that two long names that differ only at the end stay two series.
-    """
-    head = text[:max_chars]
-    clean = "".join("\ufffd" if unicodedata.category(char) in _UNPRINTABLE else char for char in head)
-    if len(text) <= max_chars:
-        return clean
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{clean[: max_chars - 9]}~{digest}"
+    """Make whatever telemetry said one line of encodable text, cut where it is too long, and so a harmless label."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in text[:max_chars])
 
 
 def base_unit(unit: str) -> tuple[str, float]:

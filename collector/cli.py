@@ -316,16 +316,6 @@ def fleet() -> None:
 @out_option("where the fleet's files go", of=DIRECTORY)
 @click.option("--every", type=interval, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
-@click.option(
-    "--timeout", type=click.FloatRange(0.0, min_open=True), default=10.0, metavar="S", help="Longest wait for one (10)."
-)
-@click.option(
-    "--require",
-    type=click.FloatRange(0.0, 1.0),
-    default=0.5,
-    metavar="SHARE",
-    help="Write nothing if fewer sources gave a state (0.5).",
-)
 @with_config
 @json_option
 def fleet_pull(
@@ -334,8 +324,6 @@ def fleet_pull(
     out: Path,
     every: float | None,
     token_file: Path | None,
-    timeout: float,
-    require: float,
     config: Config,
     in_json: bool,
 ) -> int:
@@ -351,7 +339,7 @@ def fleet_pull(
 
     token = partial(read_token, token_file)  # before each round, so that a new one takes effect
     token()
-    clock, options = SystemClock(), PullOptions(sources, out, timeout, require, token)
+    clock, options = SystemClock(), PullOptions(sources, out, token=token)
     if every is None:
         return _written(partial(pull_once, options, config, clock), out, in_json=in_json)
     set_log_level(config.log_level)
@@ -445,8 +433,6 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
     """Add what several sidecars learned into one state."""
     if in_json and snapshot is None:
         raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
-    if directory := next(filter(Path.is_dir, states), None):
-        raise click.UsageError(f"{directory} is a directory; tracefit fleet pull {directory} -o DIR merges all in it")
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
     return _written(partial(merge_files, states, out, config, snapshot), snapshot or out, in_json=in_json)

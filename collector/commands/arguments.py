@@ -38,38 +38,21 @@ MEANT = {
 }
 """What newcomers type, and what they mean by it."""
 MEANT_OPTIONS = {
-    "--tpot": "--itl",
-    "--slo": "--itl",
+    **dict.fromkeys(("--tpot", "--slo"), "--itl"),
     "--qps": "--rate",
     "--interval": "--every",
-    "--model": "--which",
-    "--url": "--scrape",
-    "--vllm": "--scrape",
-    "--target": "--scrape",
-    "--endpoint": "--scrape",
-    "--batch": "--requests",
-    "--batch-size": "--requests",
+    **dict.fromkeys(("--model", "--config", "--hardware"), "--which"),
+    **dict.fromkeys(("--url", "--vllm", "--target", "--endpoint"), "--scrape"),
+    **dict.fromkeys(("--batch", "--batch-size"), "--requests"),
     **dict.fromkeys(("--input", "--input-len", "--input-tokens", "--isl"), "--prompt"),
     **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
-    "--host": "--listen",
+    **dict.fromkeys(("--host", "--port", "--grpc-port"), "--listen"),
     "--metrics": "--pages",
     "--output": "--out",
     "--token": "--token-file",
-    "--config": "--which",
     "--format": "--json",
-    "--hardware": "--which",
 }
 """The same of options, where the command has what they mean."""
-ANSWERED = {
-    **dict.fromkeys(("--port", "--grpc-port"), "--listen HOST:PORT takes telemetry, --pages HOST:PORT shows pages"),
-    **dict.fromkeys(("-v", "-V"), "tracefit --version says the version; TRACEFIT_LOG_LEVEL=debug says more"),
-    "--e2e": "targets are --itl and --ttft; E2E follows from both",
-    "--concurrency": "it is what a plan finds; what requests see at a load, tracefit predict says",
-    **dict.fromkeys(
-        ("--tpot", "--itl", "--ttft"), "predict says it; targets are for tracefit plan SNAPSHOT --itl 30ms"
-    ),
-}
-"""The same where one word does not answer."""
 
 
 def say_usage(error: click.UsageError) -> str:
@@ -99,16 +82,16 @@ def _meant_command(error: click.NoSuchCommand) -> str:
 def _meant_option(error: click.NoSuchOption) -> str:
     """What to type in place of an option that the command does not have."""
     name, has = error.option_name, _options(error)
-    if MEANT_OPTIONS.get(name) in has:
-        return f"; did you mean {MEANT_OPTIONS[name]!r}?"
-    words = {"--verbose": "log-level"}.get(name, name.removeprefix("--")).split("-")
-    fields = Config.__struct_fields__ if "--config" in has else ()
-    keys = ["_".join(words)] if "_".join(words) in fields else [k for k in fields if {*words} <= {*k.split("_")}]
+    meant = MEANT_OPTIONS.get(name)
+    if meant in has:
+        return f"; did you mean {meant!r}?"
+    words = {*name.removeprefix("--").split("-")}
+    keys = [key for key in Config.__struct_fields__ if words <= {*key.split("_")}] if "--config" in has else []
     if keys:
         return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
-    if name in ANSWERED and (not name.endswith("port") or "--listen" in has):
-        return f": {ANSWERED[name]}"
-    return f"; did you mean {error.possibilities[0]!r}?" if error.possibilities else ""
+    if error.possibilities and not meant:
+        return f"; did you mean {error.possibilities[0]!r}?"
+    return f"; there are {', '.join(sorted(each for each in has if each.startswith('--')))}"
 
 
 def _options(error: click.UsageError) -> set[str]:
@@ -118,9 +101,7 @@ def _options(error: click.UsageError) -> set[str]:
 def host_port(text: str) -> str:
     """Where somebody listens."""
     if not is_endpoint(text):
-        near = f"127.0.0.1:{text.removeprefix(':')}"
-        meant = f"; did you mean {near!r}?" if is_endpoint(near) else ""
-        raise ValueError(f"{text!r} is not host:port, the port 0 to 65535{meant}")
+        raise ValueError(f"{text!r} is not host:port, the port 0 to 65535, like 127.0.0.1:4317")
     return text
 
 

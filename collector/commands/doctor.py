@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import urllib.parse
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
 from collector.decode.pages import PageFault, parse_page
+from collector.fleet.sources import sentence
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
@@ -29,7 +29,6 @@ from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, UNKNOWN_MODEL
 from online import RowOutcome
 
 TIMEOUT_S = 5.0
-PAGE_BYTES_MAX = 32 << 20
 GOOD, FAIR, POOR = "good", "fair", "poor"
 _REASONS_SHOWN, _NAMES_SHOWN = 3, 2
 
@@ -98,8 +97,7 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
     page = fetch(f"{base}/metrics", token)
     if page.status != HTTPStatus.OK:
-        alone = "" if urllib.parse.urlsplit(base).path == "" else "; what is asked is http://HOST:PORT alone"
-        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics{alone}")
+        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics; give http://HOST:PORT alone")
     if table.BUILD_INFO.exposed_name.encode() in page.body:
         findings = list(_examine_sidecar(base, page.body, token))
     else:
@@ -118,23 +116,14 @@ def fetch(url: str, token: str | None) -> Page:
     """A page, whatever its status; no redirect is followed, and no proxy of the environment is asked.
 
     Raises:
-        StartError: nothing answers, not in time, or with more than ``PAGE_BYTES_MAX``.
+        StartError: nothing answers, or not in time.
     """
-    if not url.startswith(("http://", "https://")):
-        raise StartError(f"{url} is no address: http://HOST:PORT is")
-    ports = ""
     try:
-        if urllib.parse.urlsplit(url).port is None:
-            ports = "; a sidecar's pages are on port 9464, vLLM's on 8000"
         return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
-    except TimeoutError:
-        reason = f"not within {TIMEOUT_S:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        is_tls = isinstance(error, aiohttp.ClientSSLError)
-        code = 0 if is_tls else getattr(error, "errno", None) or 0
-        reason = os.strerror(code) if code > 0 else getattr(error, "strerror", None) or str(error)
-        ports = "; a server without TLS is asked by http://" if is_tls else ports
-    raise StartError(f"nothing answers at {url}: {reason}{ports}")
+        reason = os.strerror(code) if (code := getattr(error, "errno", None) or 0) > 0 else sentence(error)
+        ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
+        raise StartError(f"nothing answers at {url}: {reason}; {ports}") from None
 
 
 async def _fetch(url: str, headers: Mapping[str, str]) -> Page:
@@ -142,11 +131,7 @@ async def _fetch(url: str, headers: Mapping[str, str]) -> Page:
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
         session.get(url, headers=headers, allow_redirects=False) as answer,
     ):
-        try:
-            await answer.content.readexactly(PAGE_BYTES_MAX + 1)
-        except asyncio.IncompleteReadError as whole:
-            return Page(answer.status, whole.partial)
-    raise StartError(f"{url} answers with more than {PAGE_BYTES_MAX >> 20} MiB")
+        return Page(answer.status, await answer.read())
 
 
 def _examine_server(base: str, body: bytes) -> Finding:

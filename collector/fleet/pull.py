@@ -177,7 +177,6 @@ class PullOptions(NamedTuple):
 
     sources: tuple[str, ...]
     out: Path
-    timeout_s: float = 10.0
     require: float = 0.5
     """Share of the sources that must be merged, or nothing is written."""
     token: Callable[[], str | None] = str
@@ -229,7 +228,7 @@ class Puller:
         """The states to add, in order, and what became of every source."""
         options, places = self._options, find_targets(self._options.sources)
         with progress("asked", len(places), "sources") as bar:
-            fetching = fetch_states(places, directory, options.timeout_s, options.token, bar.update)
+            fetching = fetch_states(places, directory, options.token, bar.update)
             fetched = asyncio.run(fetching)
         read = [
             examine(place.name, found, self._config) if isinstance(found, Path) else found

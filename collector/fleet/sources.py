@@ -106,6 +106,8 @@ def sentence(error: Exception) -> str:
 
 STATE_BYTES_MAX = 1 << 30
 TOO_LARGE = "larger than 1 GiB"
+TIMEOUT_S = 10.0
+"""Longest time for one state."""
 CONNECTIONS = 16
 _CHUNK_BYTES = 1 << 18
 _OUTCOMES = {
@@ -118,23 +120,21 @@ _OUTCOMES = {
 async def fetch_states(
     sources: Sequence[StateSource],
     directory: Path,
-    timeout_s: float,
     token: Callable[[], str | None] = str,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[Path | FleetSource]:
     """Where each state lies now in an empty directory, or why there is none; ``CONNECTIONS`` at a time.
 
-    ``timeout_s`` is the longest time for one state, ``token`` is what sidecars are asked with (empty sends none), and
-    ``done`` is told of each place that was asked.
+    ``token`` is what sidecars are asked with (empty sends none), and ``done`` is told of each place that was asked.
     """
-    free, timeout = asyncio.Semaphore(CONNECTIONS), aiohttp.ClientTimeout(total=timeout_s)
+    free, timeout = asyncio.Semaphore(CONNECTIONS), aiohttp.ClientTimeout(total=TIMEOUT_S)
 
     async def fetch(session: aiohttp.ClientSession, place: StateSource, file: Path) -> Path | FleetSource:
         try:
             async with free:
                 refused = await _fetch(session, place, file, token)
         except TimeoutError:
-            refused = PullOutcome.UNREACHABLE, f"no answer within {timeout_s:g} s"
+            refused = PullOutcome.UNREACHABLE, f"no answer within {TIMEOUT_S:g} s"
         except (OSError, ValueError, StartError, aiohttp.ClientError) as error:
             refused = PullOutcome.UNREACHABLE, sentence(error)
         done(1)

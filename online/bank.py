@@ -24,7 +24,6 @@ import msgspec
 
 from online.constants import ENGINES_MAX
 from online.features import PORTABLE, Fact, Facts
-from online.rls import Prior
 from online.target import RLS, BankSettings, HistoryView, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, priors_of
 
@@ -39,28 +38,28 @@ IDLE_NS = 3_600 * 10**9
 class Configuration:
     """What is known of one configuration; it is learned, or described only.
 
-    ``priors``: coefficients that its models may start from. ``learned``: whether it has a place among those that are
-    learned. ``last_seen_ns``: event time of its newest row, even one that was refused, or restart; of a restored
-    one that it learned from.
+    ``priors``: coefficients that its models may start from. ``last_seen_ns``: event time of its newest row, even one
+    that was refused; of a restored one that it learned from.
     """
 
     targets: dict[Target, TargetState] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)
     priors: Priors = field(default_factory=dict)
     lineage: Lineage = field(default_factory=Lineage)
-    learned: bool = False
     last_seen_ns: int = 0
+
+    @property
+    def learned(self) -> bool:
+        """Whether it has a place among those that are learned."""
+        return bool(self.targets)
 
     def add(self, other: Configuration) -> None:
         """Add what another one knows, which is used up."""
         self.facts = other.facts | self.facts
-        if not self.learned:
-            self.targets, self.learned = other.targets, True
-        else:
-            engines = self.lineage.main_engine(), other.lineage.main_engine()
-            for target, state in other.targets.items():
-                if self.targets.setdefault(target, state) is not state:
-                    self.targets[target].add(state, engines)
+        engines = self.lineage.main_engine(), other.lineage.main_engine()
+        for target, state in other.targets.items():
+            if self.targets.setdefault(target, state) is not state:
+                self.targets[target].add(state, engines)
         self.lineage.add(other.lineage)
         self.last_seen_ns = max(self.last_seen_ns, other.last_seen_ns)
 
@@ -100,7 +99,7 @@ class Bank:
         self.settings = settings
         self.learned_rows = 0
         self.refused: OrderedDict[str, int] = OrderedDict()
-        self._known: OrderedDict[str, Configuration] = OrderedDict()
+        self._known: dict[str, Configuration] = {}
         self.pool = DonorPool()
 
     # ---------------------------------------------------------------- rows in
@@ -151,9 +150,7 @@ class Bank:
         return self._known.get(config_id) or Configuration()
 
     def _target(self, config_id: str, target: Target) -> TargetState:
-        known = self._known.setdefault(config_id, Configuration())
-        self._known.move_to_end(config_id)
-        known.learned = True
+        known = self._known[config_id]
         if target not in known.targets:
             known.targets[target] = TargetState(target, self.settings)
             self._add_features(config_id, known.targets[target])
@@ -190,13 +187,9 @@ class Bank:
         if old == new or not self._get(old).learned:
             return
         known, mine = self._known.pop(old), self._known.setdefault(new, Configuration())
-        mine.facts = known.facts | mine.facts
-        if mine.learned:
-            mine.drop_outgrown(mine.facts)
-            known.drop_outgrown(mine.facts)
-        else:
-            self._known.move_to_end(new)
-            mine.priors = mine.priors or known.priors
+        mine.facts, mine.priors = known.facts | mine.facts, mine.priors or known.priors
+        for each in (mine, known):
+            each.drop_outgrown(mine.facts)
         mine.add(known)
 
     def warm_start(self, config_id: str, donor_id: str) -> None:
@@ -233,7 +226,7 @@ class Bank:
         self._known.pop(config_id, None)
 
     def configs(self) -> list[str]:
-        """Known configurations, the one that learned least recently first."""
+        """Configurations that have learned."""
         return [config_id for config_id, known in self._known.items() if known.learned]
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
@@ -270,7 +263,6 @@ class Bank:
             each: {
                 "targets": {target.value: state.to_state() for target, state in known.targets.items()},
                 "facts": dict(known.facts),
-                "priors": [[*key, prior.to_state()] for key, prior in known.priors.items()],
                 "lineage": known.lineage.to_state(),
             }
             for each, known in self._known.items()
@@ -292,10 +284,6 @@ class Bank:
                 known.facts = msgspec.convert(kept["facts"], dict[str, Fact])
                 if not all(math.isfinite(fact) for fact in known.facts.values() if isinstance(fact, float)):
                     raise StateError("a fact is not finite")
-                known.priors = {
-                    (target, name, tuple(columns)): Prior.of_state(prior)
-                    for target, name, columns, prior in kept["priors"]
-                }
                 known.lineage.from_state(kept["lineage"])
                 for target, own in kept["targets"].items():
                     one = fresh._target(config_id, Target(target))

@@ -7,7 +7,6 @@ read from the pages that others read, too.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -21,7 +20,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
 from collector.decode.pages import PageFault, parse_page
-from collector.fleet.sources import sentence
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
@@ -121,9 +119,8 @@ def fetch(url: str, token: str | None) -> Page:
     try:
         return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        reason = os.strerror(code) if (code := getattr(error, "errno", None) or 0) > 0 else sentence(error)
         ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
-        raise StartError(f"nothing answers at {url}: {reason}; {ports}") from None
+        raise StartError(f"nothing answers at {url}: {str(error) or 'not in time'}; {ports}") from None
 
 
 async def _fetch(url: str, headers: Mapping[str, str]) -> Page:

@@ -69,7 +69,7 @@ from collector.service import (
     check_directory,
     make_pipeline,
 )
-from collector.telemetry import JoinEvent, Metrics, Outcome, Signal, table
+from collector.telemetry import Metrics, Outcome, Signal, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
 from exporters.status_page import PendingTelemetry, StatusPage
@@ -205,7 +205,6 @@ class Sidecar:
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
             pending=self._pending,
-            conflicting_steps=lambda: int(self.metrics.value(table.JOIN_EVENTS, JoinEvent.ENGINE_CONFLICT)),
             history_of=self.pipeline.history_of,
             version=__version__,
             otlp_port=self._otlp_port,

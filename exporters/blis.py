@@ -15,7 +15,7 @@ is exact as long as kv here is kv there: shapes of models and bandwidths of GPUs
 alphas, experts and hidden prefix-cache hits are folded into what BLIS can hold. Of the last, with P and R the mean
 prompt tokens and requests of a step and N the mean prompt:
 
-    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N      and without N      b[5] += c_p P / R
+    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
 
 Traffic is written as BLIS's TraceV2: a header, and a table whose 27 columns are read by their position, with times in
 whole microseconds since the first arrival.
@@ -229,26 +229,21 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
         return _Folded(warnings=(f"{computed} in one without (blis-trace), tokens that were cached are charged, too",))
     price_us = prices["prefill_tokens"]
     price = f"{hidden}: {price_us:.4g} µs per prompt token, cached or computed,"
-    tokens, requests = step["prefill_tokens"].mean, step["requests"].mean
-    per_output = tokens / requests if tokens is not None and requests else math.inf
-    if tokens is None or requests is None or not 0.0 <= per_output <= MAX_MEAN_TOKENS:
-        alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone: the mean step is not known"
-        return _Folded(warnings=(f"{price} {alone}",))
-    kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
+    tokens, others = step["prefill_tokens"].mean or 0.0, (step["requests"].mean or 0.0) - 1.0
     prompts = (_features(config, target).get("prompt_tokens") for target in ("api_queueing", "queue_wait"))
     prompt = next((mean for each in prompts if each is not None and (mean := _mean_of(each)) is not None), None)
-    others_us = price_us * tokens / (requests - 1.0) if requests > 1.0 else math.inf
+    others_us = price_us * tokens / others if others > 0.0 else math.inf
     if prompt is None or others_us > prices["intercept"]:
-        spread = {"prefill_tokens": 0.0, "requests": prices["requests"] + price_us * per_output}
-        why = "no mean prompt is known" if prompt is None else "no others are known beside a request"
-        into = f"into beta[5] at {per_output:.4g} prompt tokens per output token, not into alpha[0]: {why}"
-        return _Folded(spread, warnings=(f"{price} are folded {into}; {kinds}",))
+        why = "the mean prompt is not known" if prompt is None else "hardly any others run beside a request"
+        alone = f"stay in beta[8], for traces without prefix_group (blis-trace) alone: {why}"
+        return _Folded(warnings=(f"{price} {alone}",))
     spread = {
         "prefill_tokens": 0.0,
         "requests": prices["requests"] + others_us,
         "intercept": prices["intercept"] - others_us,
     }
     into = f"into alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6] at {others_us:.4g} µs"
+    kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
     return _Folded(spread, price_us * prompt, (f"{price} are folded {into}; {kinds}",))
 
 

@@ -42,8 +42,6 @@ MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
 MAX_DETAILS = 6
 """More configurations than this are in the table only; their links open them one by one."""
-CONFLICTS_MIN = 10
-"""A process that is restarted again and again makes a few."""
 _PREFIX = "tracefit_"
 _PROBLEM = "_problem"
 
@@ -122,7 +120,6 @@ class StatusPage:
         unix_nano: the clock, for ages only.
         advisory: verdicts, and what the coefficients say of the load of the last minute.
         pending: what engines have sent that is not learned yet.
-        conflicting_steps: how many fit no process of their engine: several send as one, and look alike.
         fleet: where the states were pulled from, if this is a fleet's page.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
@@ -136,7 +133,6 @@ class StatusPage:
     unix_nano: Callable[[], int]
     advisory: Advisory | None = None
     pending: Callable[[], PendingTelemetry | None] = lambda: None
-    conflicting_steps: Callable[[], int] = int
     fleet: Callable[[], Sequence[FleetSource]] = tuple
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""
@@ -182,7 +178,6 @@ class StatusPage:
             "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
-            "conflicts": _conflict_advice(self.conflicting_steps()),
             "accounting": _accounting_view(self.own),
         }
 
@@ -257,15 +252,6 @@ def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now:
 
 
 # ----------------------------------------------------------------- what comes in, and what is lost
-
-
-def _conflict_advice(steps: int) -> Advice | None:
-    if steps < CONFLICTS_MIN:
-        return None
-    return wording.SHARED_ID._replace(
-        meaning=f"{count(steps)} steps contradict others of the same service.instance.id: several processes seem to "
-        "send under one."
-    )
 
 
 def _accounting_view(own: Collector) -> View:

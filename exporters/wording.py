@@ -8,7 +8,6 @@ no binary fraction, would print noise digits.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from exporters.questions import duration, significant
@@ -257,22 +256,9 @@ STATUS: dict[str, str] = {
 }
 
 
-def advice_on_quality(telemetry: str, facts: Mapping[str, object]) -> Advice | None:
-    """What telemetry of this quality lacks, with how much of it is missing where that is among the facts."""
-    advice, share = QUALITY.get(telemetry), facts.get("step_sampling")
-    missing = 1.0 - share if isinstance(share, float) else math.nan
-    if advice is None or not _SHOWN_SHARE <= missing <= 1.0:
-        return advice
-    return advice._replace(meaning=advice.meaning.replace("Some steps", f"{percent(missing)} of the steps"))
-
-
-_SHOWN_SHARE: Final = 0.0005
-"""The smallest that :func:`percent` does not round to nothing."""
-
-
 def advice_for(config: ConfigSnapshot) -> list[Advice]:
     """Advice on one configuration, most important first; never empty."""
-    paragraphs = [advice_on_quality(config.telemetry, config.config) or NOTHING_YET]
+    paragraphs = [QUALITY.get(config.telemetry, NOTHING_YET)]
     if "model" not in config.config:
         paragraphs.append(UNKNOWN_MODEL)
     if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):

@@ -23,7 +23,7 @@ from collector.decode.pages import PageFault, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
-from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, UNKNOWN_MODEL, Advice, advice_on_quality, reason_text
+from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
 from online import RowOutcome
 
 TIMEOUT_S = 5.0
@@ -232,7 +232,7 @@ def _configuration(config: tracefit.Config, now_unix_nano: int, nothing_yet: Adv
         yield Finding(FAIR, "silent", f"since {tracefit.minute(silent_since)}{replaced}")
     if verdict.replaced:
         return  # nobody can mend it, and nothing waits for it
-    yield _finding("telemetry", advice_on_quality(config.telemetry, config.facts) or nothing_yet)
+    yield _finding("telemetry", QUALITY.get(config.telemetry, nothing_yet))
     if not config.model:
         yield _finding("identity", UNKNOWN_MODEL)
     for clause in verdict.hidden:

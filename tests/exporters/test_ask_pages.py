@@ -59,8 +59,6 @@ BAD = """
 /predict?requests=-1 requests
 /predict?requests=nan requests
 /predict?requests=twenty requests
-/predict?requests=1_000 requests
-/predict?requests=%EF%BC%91%EF%BC%90 requests
 /predict?requests=20&prefix_hit=0.4 prefix_hit
 /predict?requests=1&prefill=1000000000000 prefill
 /predict?prompt=10&output=10&prefix_hit=1.1 prefix_hit

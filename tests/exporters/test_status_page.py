@@ -232,11 +232,6 @@ def test_the_page_of_two_thousand_configurations_is_bounded(history):
 # --- who sends --------------------------------------------------------------------------------------------------------
 
 
-def test_several_processes_that_send_as_one_are_told_of():
-    assert "1,200 steps contradict others" in words(None, conflicting_steps=lambda: 1200)
-    assert "contradict" not in words(cases.snapshot(), conflicting_steps=lambda: 3)
-
-
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])
 def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
     assert "not learned yet" not in words(snapshot)

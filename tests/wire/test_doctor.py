@@ -55,7 +55,7 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
     payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
     until = r"not learned yet: .* at \d\d:\d\d:\d\d UTC at the latest"
-    missing = r"\d\d % of the steps do not arrive"
+    missing = "Some steps do not arrive"
     wanted = (
         "good receiving",
         "fair left out .*sent twice",

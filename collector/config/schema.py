@@ -198,7 +198,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ] = ()
     scrape_interval_s: Annotated[
         float,
-        Meta(ge=0.05, le=3_600, description="Longest pause between two pages of a server; fast steps make it shorter."),
+        Meta(ge=0.05, le=3_600, description="Seconds between two pages of a server; failures make it longer."),
     ] = 1.0
     scrape_token_file: Annotated[
         str, Meta(description="File of the token that scraped servers are shown (`Authorization: Bearer`).")

@@ -1,15 +1,9 @@
-"""Servers' pages of counters: which servers there are, how often each is asked, and what comes of it.
+"""Servers' pages of counters: which servers there are, and what comes of asking each again and again.
 
 **Which.** Addresses, and names behind which there may be many (``dns+``). Names are looked up again every
 ``REFRESH_S``; while one does not resolve, what it gave before stays.
 
-**How often.** A window shall hold enough steps, and the page shall cost its server next to nothing:
-
-    interval = clip(10 T, interval_min, interval_max), T: seconds per step of late       a window of 5 to 30 steps
-    interval >= cost / 2 %                               cost: time that the page took of late, an upper limit
-    after k failures in a row: interval 2^k, 30 s at most
-
-Both means forget within some ten pages. An idle server is asked every ``interval_max``.
+**How often.** Every ``scrape_interval_s``; after k failures in a row 2^k times as rarely, up to ``BACKOFF_MAX_S``.
 
 **What comes.** Every server has a task in the loop, over a connection that is kept; an answer is bounded in time and
 bytes, redirects are refused. Pages wait in a bounded queue for the worker; beyond it the oldest go, counted: a window
@@ -25,24 +19,18 @@ import ssl
 import threading
 import urllib.parse
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from collector.config import Config, ConfigError
-from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, Meaning, PageFault, ScrapedPage, parse_page
+from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, PageFault, ScrapedPage, parse_page
 from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
-STEPS_WANTED = 10.0
-COST_SHARE = 0.02
-INTERVAL_MAX_S = 15.0
 BACKOFF_MAX_S = 30.0
-_RATE = 0.2
-_BACKOFF_DOUBLINGS_MAX = 8
-INTERVAL_MIN_S = 0.25
-"""Shortest pause between two pages of one server."""
+"""Longest pause after failures, where the usual one is not longer."""
 TIMEOUT_S = 2.0
 """How long a page may take."""
 REFRESH_S = 30.0
@@ -116,38 +104,29 @@ class TargetList:
 
     def _behind(self, source: str) -> list[ScrapeTarget]:
         url = source.removeprefix(ALL_ADDRESSES)
-        url = url if "://" in url else f"http://{url}"
+        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        url = parts.geturl() if parts.path not in ("", "/") else parts._replace(path="/metrics").geturl()
         if not source.startswith(ALL_ADDRESSES):
             return [ScrapeTarget(url)]
-        parts = urllib.parse.urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
         return [ScrapeTarget(url, address) for address in self._resolve(parts.hostname or "", port)]
 
 
 class ScrapedServer:
-    """One server: what it answers, and how long it is left alone until the next question."""
+    """One server, and what it answered last."""
 
-    def __init__(self, target: ScrapeTarget, client: HttpClient, clock: Clock, interval_max_s: float) -> None:
+    def __init__(self, target: ScrapeTarget, client: HttpClient, clock: Clock) -> None:
         self.target = target
         self.failures = 0
         """In a row."""
-        parts = urllib.parse.urlsplit(target.url)
-        self._url = target.url if parts.path not in ("", "/") else parts._replace(path="/metrics").geturl()
         self._client = client
         self._clock = clock
-        self._interval_max_s = interval_max_s
-        self._got_ns = 0
-        self._steps = self._cost_s = 0.0
-        self._step_s: float | None = None
         self._outcome: PullOutcome | None = None
 
     async def scrape(self, token: str) -> ScrapedPage | PageFault:
         """Ask for the page once; what comes of it is logged where the last time something else did."""
         unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
-        body = await self._fetch(token)
-        got_ns = self._clock.monotonic_ns()
-        # in a thread: the page of a server with many ranks takes longer than the loop may be held
-        readings = body if isinstance(body, PageFault) else await asyncio.to_thread(parse_page, body)
+        readings = await self._read(token)
         if isinstance(readings, PageFault):
             self.failures += 1
             if readings.outcome is not self._outcome:
@@ -156,46 +135,17 @@ class ScrapedServer:
             return readings
         if self._outcome is not PullOutcome.READ:
             _log.info("page read of %s", self.target.server, extra=REPORT_ONCE)
-        self._outcome = PullOutcome.READ
-        self._pace(readings, sent_ns, got_ns)
+        self.failures, self._outcome = 0, PullOutcome.READ
         return ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
 
-    async def _fetch(self, token: str) -> bytes | PageFault:
-        address = self.target.address
+    async def _read(self, token: str) -> tuple[EngineReading, ...] | PageFault:
+        url, address = self.target
         try:
-            return await self._client.get(self._url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
+            body = await self._client.get(url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
         except FetchError as error:
             return PageFault(PullOutcome(error.outcome))
-
-    def _pace(self, readings: Sequence[EngineReading], sent_ns: int, got_ns: int) -> None:
-        """Follow the time of a step and the cost of a page; ranks of one server step together: the busiest counts."""
-        self.failures = 0
-        cost_s, elapsed_s = (got_ns - sent_ns) / 1e9, (got_ns - self._got_ns) / 1e9 if self._got_ns else 0.0
-        self._cost_s += (cost_s - self._cost_s) * (_RATE if self._cost_s else 1.0)
-        counted = max(_steps_of(reading.values) for reading in readings)
-        steps = counted - self._steps
-        if elapsed_s > 0.0 and steps < 1.0:
-            self._step_s = None
-        elif elapsed_s > 0.0:
-            step_s = elapsed_s / steps
-            self._step_s = step_s if self._step_s is None else self._step_s + _RATE * (step_s - self._step_s)
-        self._steps, self._got_ns = counted, got_ns
-
-    @property
-    def interval_s(self) -> float:
-        """Until the next question."""
-        wanted_s = self._interval_max_s if self._step_s is None else STEPS_WANTED * self._step_s
-        paced_s = min(max(wanted_s, INTERVAL_MIN_S), self._interval_max_s)
-        backoff_s = self._interval_max_s * 2.0 ** min(self.failures, _BACKOFF_DOUBLINGS_MAX) if self.failures else 0.0
-        return max(paced_s, min(self._cost_s / COST_SHARE, INTERVAL_MAX_S), min(backoff_s, BACKOFF_MAX_S))
-
-
-def _steps_of(values: tuple[float, ...]) -> float:
-    steps = values[Meaning.STEPS]
-    if steps == steps:  # noqa: PLR0124  not NaN
-        return steps
-    decoded, running = values[Meaning.ITL_COUNT], values[Meaning.RUNNING]
-    return decoded / max(running, 1.0) if decoded == decoded else 0.0  # noqa: PLR0124
+        # in a thread: the page of a server with many ranks takes longer than the loop may be held
+        return await asyncio.to_thread(parse_page, body)
 
 
 class Scraper:
@@ -223,7 +173,7 @@ class Scraper:
         self._client = HttpClient(timeout_s, self.tls)
         self._lock = threading.Lock()
         """Guards the pages; all else belongs to the loop."""
-        self._pages: deque[ScrapedPage] = deque()
+        self._pages: deque[ScrapedPage] = deque(maxlen=QUEUE_PAGES)
         self._servers: dict[ScrapeTarget, asyncio.Task[None]] = {}
         self._background = Background("scraper", health, io)
         _ = self.token()  # a file that is not there is said at start
@@ -293,7 +243,7 @@ class Scraper:
             self._servers[target] = asyncio.create_task(self._ask_often(target, offset_s))
 
     async def _ask_often(self, target: ScrapeTarget, offset_s: float) -> None:
-        server = ScrapedServer(target, self._client, self._clock, self._config.scrape_interval_s)
+        server, interval_s = ScrapedServer(target, self._client, self._clock), self._config.scrape_interval_s
         await asyncio.sleep(offset_s)
         while True:
             began_ns = self._clock.monotonic_ns()
@@ -303,7 +253,8 @@ class Scraper:
                 _log.exception("scrape failed")
                 server.failures += 1
             spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
-            await asyncio.sleep(max(server.interval_s - spent_s, 0.0))
+            backoff_s = min(interval_s * 2.0 ** min(server.failures, 20), BACKOFF_MAX_S)
+            await asyncio.sleep(max(interval_s, backoff_s) - spent_s)
 
     async def _ask(self, server: ScrapedServer) -> None:
         page = await server.scrape(self.token())
@@ -312,11 +263,9 @@ class Scraper:
             return
         self._count(PullOutcome.READ)
         with self._lock:
+            is_full = len(self._pages) == QUEUE_PAGES
             self._pages.append(page)
-            dropped = len(self._pages) > QUEUE_PAGES
-            if dropped:
-                self._pages.popleft()
-        if dropped:
+        if is_full:
             self._count(PullOutcome.DROPPED)
 
 

@@ -1,6 +1,6 @@
 """Publishers over ZMQ: KV-cache events of vLLM, ForwardPassMetrics of several engines.
 
-One SUB socket for each endpoint, read in the loop ten times a second, and a bounded queue for the worker. Connecting
+One SUB socket for each endpoint, read in the loop fifty times a second, and a bounded queue for the worker. Connecting
 never waits: an endpoint that is not there yet, goes away or never answers costs nothing but its messages. What arrives
 is decoded at once (token ids never leave a message), for ``_TURN_S`` at a time. What has not been read waits in libzmq,
 then at the publisher. PUB drops silently, so a loss shows in the publisher's numbers only, and is counted.
@@ -32,18 +32,16 @@ KV_QUEUE, FPM_QUEUE = 10_000, 50_000
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
 """What libzmq holds of one kind, over all connections that were configured, if no message is too large. Whoever sends
-one frame of more is no publisher, and is not listened to for ``SILENT_S``."""
-MEMORY_LOOK_S = 0.02
-"""How often it is looked at whether memory is over its limit; a local publisher sends 20 MB meanwhile."""
+one frame of more is no publisher, and is not listened to any more."""
+LOOK_S = 0.02
+"""How often sockets and memory are looked at; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
 """How long the sockets stay closed where memory is over its limit: who fills it begins anew as soon as it can."""
-SILENT_S = 60.0
-"""After so long without a message, an endpoint is connected to anew: it may be gone without a word, and libzmq does not
-come back to whoever spoke another protocol."""
+HEARTBEAT_MS = 20_000
+"""How often libzmq asks whether a publisher is still there, which may be gone without a word."""
 _RECONNECT_MS = 1_000
 _TURN_S = 0.01
-HEAP_LOOKS = 5
-"""Looks at memory between two at a socket; without the pause a record costs half as much again."""
+"""How long a socket is read before others have the loop."""
 _SEQUENCE_BYTES = 8
 
 T = TypeVar("T")
@@ -101,28 +99,28 @@ class _Subscription:
 
     def __init__(self, zmq: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
         self.read = feed.reader_of(endpoint)
-        self.is_behind = False
-        """Whether more had come than the last turn read, as far as libzmq may hold it."""
         self._zmq = zmq
         self._feed = feed
         self._address = endpoint.address.removeprefix(_GPU)
-        # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
-        self._binds = "*" in self._address
         self._high_water = high_water
         self._expected: dict[int, int] = {}
 
     def open(self, context: Any) -> None:
         """Connect, or bind; ConfigError if that cannot be."""
         self._unfinished = b"", b""
-        self._heard_s = asyncio.get_running_loop().time()
         self._socket = context.socket(self._zmq.SUB)
-        self._socket.setsockopt(self._zmq.RCVHWM, self._high_water)
-        self._socket.setsockopt(self._zmq.MAXMSGSIZE, SOCKET_BYTES)
-        self._socket.setsockopt(self._zmq.RECONNECT_IVL, _RECONNECT_MS)
-        self._socket.setsockopt(self._zmq.IPV6, 1)
-        self._socket.setsockopt(self._zmq.SUBSCRIBE, b"")
+        for option, value in (
+            ("RCVHWM", self._high_water),
+            ("MAXMSGSIZE", SOCKET_BYTES),
+            ("RECONNECT_IVL", _RECONNECT_MS),
+            ("HEARTBEAT_IVL", HEARTBEAT_MS),
+            ("IPV6", 1),
+            ("SUBSCRIBE", b""),
+        ):
+            self._socket.setsockopt(getattr(self._zmq, option), value)
+        # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
         try:
-            self._socket.bind(self._address) if self._binds else self._socket.connect(self._address)
+            self._socket.bind(self._address) if "*" in self._address else self._socket.connect(self._address)
         except self._zmq.ZMQError as error:
             raise ConfigError(self._feed.key, f"{self._address}: {error.strerror}") from None
 
@@ -132,26 +130,17 @@ class _Subscription:
         A frame says whether more follow; ``recv_multipart`` asks the socket, which costs a fifth of a record.
         """
         now_s, receive, at_once = asyncio.get_running_loop().time, self._socket.recv, self._zmq.NOBLOCK
-        begun_s, read, (number, body) = now_s(), 0, self._unfinished
-        self.is_behind = True
-        while now_s() < begun_s + _TURN_S:
+        until_s, (number, body) = now_s() + _TURN_S, self._unfinished
+        while now_s() < until_s:
             try:
                 frame = receive(at_once, copy=False)
             except self._zmq.Again:
-                self.is_behind = read >= self._high_water
                 break
             number, body = body, frame.bytes
             if not frame.more:
-                read += 1
                 yield number, body
                 number, body = b"", b""
         self._unfinished = number, body
-        if read:
-            self._heard_s = begun_s
-        elif begun_s > self._heard_s + SILENT_S and not self._binds:
-            self._heard_s = begun_s
-            self._socket.disconnect(self._address)
-            self._socket.connect(self._address)
 
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
         """A message of this number came: those before it that did not are missing; a smaller one is a new start."""
@@ -212,11 +201,7 @@ class Subscriber(Generic[T]):
         self._zmq = zmq
         high_water = max(SOCKET_BYTES // (self._feed.body_bytes_max * len(self._endpoints)), 1)
         self._subscriptions = [_Subscription(zmq, self._feed, each, high_water) for each in self._endpoints]
-        try:
-            self._io.run(self._open())
-        except ConfigError:
-            self.stop()
-            raise
+        self._io.run(self._open())
         self._task.start(self._listen())
 
     def stop(self) -> bool:
@@ -255,11 +240,7 @@ class Subscriber(Generic[T]):
                 await asyncio.sleep(0)
             if self._queued > self._feed.queue_max // 4:
                 self._notify()
-            is_behind = any(subscription.is_behind for subscription in self._subscriptions)
-            for _ in range(1 if is_behind else HEAP_LOOKS):
-                await asyncio.sleep(_TURN_S if is_behind else MEMORY_LOOK_S)
-                if self._is_short():
-                    break
+            await asyncio.sleep(LOOK_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""

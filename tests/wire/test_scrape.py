@@ -4,7 +4,6 @@ import contextlib
 import itertools
 
 from collector.identity import discovery
-from collector.ingest import scrape
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.sidecars import get, metric, running_sidecar
@@ -30,8 +29,6 @@ def scraped_server():
 
 
 def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
-    for name, value in (("COST_SHARE", 1.0), ("INTERVAL_MIN_S", 0.01), ("STEPS_WANTED", 0.1)):
-        monkeypatch.setattr(scrape, name, value)  # this server may be asked as often as it answers
     monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.05)
     with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 

@@ -304,20 +304,11 @@ def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_on(p
         assert subscriber.count(table.MESSAGES, "fpm", "too_large") == 1
 
 
-def test_a_publisher_is_heard_where_something_else_listened_before(publishers, monkeypatch):
-    """libzmq never comes back to whoever spoke another protocol, such as vLLM's replay endpoint, a ROUTER."""
-    monkeypatch.setattr("collector.ingest.zmq.SILENT_S", 0.3)
-    with zmq.Context() as context:
-        with context.socket(zmq.ROUTER) as router, router.get_monitor_socket(zmq.EVENT_DISCONNECTED) as monitor:
-            address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-            stack = contextlib.ExitStack()
-            subscriber = stack.enter_context(listening(kv=(address,)))
-            assert monitor.poll(100_000), "nobody was refused"
-        with stack:
-            publisher = publishers(address)
-            publisher.wait_for_subscriber()
-            publisher.publish(*blocks(1))
-            eventually(lambda: subscriber.seqs() == [0])
+def test_a_publisher_that_is_gone_without_a_word_is_let_go_of(monkeypatch):
+    monkeypatch.setattr("collector.ingest.zmq.HEARTBEAT_MS", 100)
+    endpoint = ("127.0.0.1", free_port())
+    with listening(kv=(f"tcp://*:{endpoint[1]}",)), ZmtpPublisher(endpoint) as gone:
+        assert gone.is_closed()
 
 
 def test_records_wait_for_a_worker_that_is_busy_for_two_seconds(publisher):

@@ -48,7 +48,7 @@ def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
 
     async def ask():
         client = HttpClient(timeout_s, tls)
-        server = ScrapedServer(ScrapeTarget(url, address), client, SystemClock(), 1.0)
+        server = ScrapedServer(ScrapeTarget(url, address), client, SystemClock())
         found = [await server.scrape(token) for _ in range(times)]
         await client.close()
         return [page.outcome if isinstance(page, PageFault) else PullOutcome.READ for page in found]

@@ -71,7 +71,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
-from collector.join.api_queueing import ApiQueueing, BusyArrival
+from collector.join.api_queueing import ApiQueueing, BusyArrival, WaitsOfPages
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
 from online import Quality, RowBlock
@@ -333,19 +333,15 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int, bu
     requests = change[Meaning.E2E_COUNT]
     wait_s = change[Meaning.E2E_SECONDS] - change[Meaning.QUEUE_SECONDS] - change[Meaning.INFERENCE_SECONDS]
     if requests > 0.0 and wait_s >= 0.0:
-        queueing.add_counted(requests, 1e6 * wait_s)
+        queueing.add_waits(WaitsOfPages(requests, 1e6 * wait_s))
         queueing.add_arrivals(_ended(change, requests, wait_s, budget_tokens))
     squares, latency_s, decoded = (
         change[each] for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
     )
-    if math.isnan(squares) or 1e9 * elapsed_s > CLOSE_SCRAPES_NS:
-        return
-    if decoded <= 0.0 or latency_s <= 0.0:
-        queueing.watch(elapsed_s, 0.0)
-        return
-    busy = min(change[Meaning.STEPS] / copies * latency_s / decoded / elapsed_s, BUSY_MAX)
-    if busy >= 0.0:  # a page that counts no steps has NaN
-        queueing.watch(elapsed_s, 1e6 * squares / (2.0 * latency_s) * busy)
+    busy_s = change[Meaning.STEPS] / copies * latency_s / decoded if decoded > 0.0 else 0.0
+    waited_s2 = squares / (2.0 * latency_s) * min(busy_s, BUSY_MAX * elapsed_s) if latency_s > 0.0 else squares
+    if 1e9 * elapsed_s <= CLOSE_SCRAPES_NS and waited_s2 >= 0.0:  # NaN where steps or buckets are not counted
+        queueing.add_waits(WaitsOfPages(watched_s=elapsed_s, step_wait_us_s=1e6 * waited_s2))
 
 
 def _ended(change: tuple[float, ...], requests: float, wait_s: float, budget_tokens: float) -> list[BusyArrival]:

@@ -2,12 +2,11 @@
 
 import math
 
-import msgspec
 import numpy as np
 import pytest
 
 from collector.decode import Export
-from collector.join.api_queueing import ApiQueueing, BusyArrival, StepCosts, first_tokens_of, with_fallbacks
+from collector.join.api_queueing import ApiQueueing, BusyArrival, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import LIMITS, facts, request_exports, serve, work_us
 from tests.support.pipelines import only_config, replayed
@@ -25,8 +24,15 @@ def waits(ahead, requests=400, api_us=8000.0, prefill_us=0.0):
     return [BusyArrival(*map(float, each)) for each in zip(first, pace, prompt, met, strict=True)]
 
 
-def found_of(arrivals, costs=StepCosts(), *, known=False):  # noqa: B008 - immutable
-    return first_tokens_of([[msgspec.structs.replace(each, is_known=known) for each in arrivals]], costs, known=known)
+def priced(prefill_us, status="weak"):
+    price = FeatureSnapshot(name="prefill_tokens", unit="us/token", coefficient=prefill_us, status=status)
+    model = ModelSnapshot(features=[price], rows=300, effective_rows=300.0)
+    return TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
+
+
+def found_of(arrivals, prefill_us=0.0, *, known=False):
+    queueing = ApiQueueing(arrivals=[each._replace(is_known=known) for each in arrivals])
+    return with_fallbacks(None, [queueing], priced(prefill_us))
 
 
 def api_us_of(found):
@@ -37,7 +43,7 @@ def api_us_of(found):
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("prefill_us", [0.0, 40.0])
 def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill_us):
-    found = found_of(waits(ahead, prefill_us=prefill_us), StepCosts(prefill_us))
+    found = found_of(waits(ahead, prefill_us=prefill_us), prefill_us)
     assert (found.step_ahead_us is not None) == bool(ahead)
     assert api_us_of(found) == pytest.approx(8000, abs=600)
 
@@ -61,8 +67,8 @@ def test_steps_scheduled_ahead_are_seen_where_prompts_make_the_pace_of_requests(
 @pytest.mark.parametrize("every", [1, 2, 5])
 def test_the_largest_and_smallest_times_that_are_let_in_leave_a_finite_answer_or_none(odd, place, every):
     bent = waits(1)
-    bent[::every] = [msgspec.structs.replace(each, **{place: odd}) for each in bent[::every]]
-    for found in (found_of(bent, StepCosts(40.0)), found_of(bent, StepCosts(40.0), known=True)):
+    bent[::every] = [each._replace(**{place: odd}) for each in bent[::every]]
+    for found in (found_of(bent, 40.0), found_of(bent, 40.0, known=True)):
         assert found is None or math.isfinite(api_us_of(found))
 
 
@@ -101,10 +107,7 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
     """A data sheet's 40 us a token on prompts of 300 that may all have been in the prefix cache."""
     queueing = ApiQueueing()
     queueing.arrivals.extend(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60))
-    price = FeatureSnapshot(name="prefill_tokens", unit="us/token", coefficient=40.0, status=status)
-    model = ModelSnapshot(features=[price], rows=300, effective_rows=300.0)
-    step = TargetSnapshot(vector="beta", unit="us", champion="portable", models={"portable": model})
-    found = with_fallbacks(None, [queueing], step, hits_hidden=hidden)
+    found = with_fallbacks(None, [queueing], priced(40.0, status), hits_hidden=hidden)
     (intercept,) = found.models["portable"].features
     everything_us = 40_000.0 - 10_000.0 * 1.5
     assert intercept.coefficient == pytest.approx(everything_us - taken_off * 40.0 * 300.0, abs=20.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -29,26 +29,27 @@ EVENTS_MAX: Final = 16_384
 _FIXARRAY, _ARRAY_16, _ARRAY_32 = 0x90, 0xDC, 0xDD
 
 
-class Move(enum.StrEnum):
+class Move(enum.IntEnum):
     """What happened to blocks, seen from the GPU."""
 
-    OFFLOADED = "offloaded"
-    RESTORED = "restored"
+    OFFLOADED = 0
+    RESTORED = 1
+    EVICTED = 2
 
 
-class BlockMove(msgspec.Struct, frozen=True, gc=False):
-    """Blocks moved; ``blocks`` counts the source's own blocks, ``step`` is MISSING where unnamed."""
+class BlockMove(NamedTuple):
+    """What moved: in which step, MISSING where unnamed, and whether it counts in blocks of the tiers below the GPU."""
 
     move: Move
-    blocks: int
     step: int = MISSING
+    is_below: bool = False
 
 
 class KvBatch(msgspec.Struct, gc=False):
     """What one batch said, counted: at most one batch a step, stamped at the end of the step.
 
     ``source`` names the publisher (endpoint or file); ``instance`` its engine, where the endpoint's address tells it.
-    ``removed_blocks`` counts GPU blocks of the first cache group, ``removed_below`` those of the tiers below the GPU.
+    ``moves`` has how many blocks moved; of the GPU's blocks, those of the first cache group are evicted.
     """
 
     source: str
@@ -56,13 +57,15 @@ class KvBatch(msgspec.Struct, gc=False):
     seq: int
     ts_unix_ns: int
     instance: str = ""
-    removed_blocks: int = 0
-    removed_below: int = 0
     block_size: int = 0
     offload_block_size: int = 0
-    moves: list[BlockMove] = []
+    moves: dict[BlockMove, int] = {}
     events: int = 0
     unknown: int = 0
+
+    def add(self, blocks: int, move: BlockMove) -> None:
+        """Count blocks that moved."""
+        self.moves[move] = self.moves.get(move, 0) + blocks
 
 
 def count_batch(counts: Counts, batch: KvBatch, skip: Skip | None) -> None:
@@ -103,7 +106,7 @@ def _count_event(batch: KvBatch, name: str, fields: Fields) -> None:
         from_gpu, to_gpu = (fields.get(medium) == GPU for medium in ("source_medium", "dest_medium"))
         if from_gpu != to_gpu:
             move, step = Move.OFFLOADED if from_gpu else Move.RESTORED, fields.get("scheduler_step", MISSING)
-            batch.moves.append(BlockMove(move, fields["block_count"], step))
+            batch.add(fields["block_count"], BlockMove(move, step, is_below=to_gpu))
     elif name not in OF_NO_USE:
         raise LookupError(name)
 
@@ -114,12 +117,10 @@ def _count_blocks(batch: KvBatch, fields: Fields, *, is_stored: bool) -> None:
     is_below, is_first = (fields.get("medium") or GPU) != GPU, not fields.get("group_idx")
     if is_below and is_stored:
         batch.offload_block_size = size
-    elif is_below:
-        batch.removed_below += blocks
     elif is_first and is_stored:
         batch.block_size = size
-    elif is_first:
-        batch.removed_blocks += blocks
+    elif is_below or is_first:
+        batch.add(blocks, BlockMove(Move.EVICTED, is_below=is_below))
 
 
 # --- msgpack ----------------------------------------------------------------------------------------------------------

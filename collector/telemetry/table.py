@@ -91,9 +91,9 @@ CAPACITY_BYTES = _gauge(
 )
 SIZE = _gauge(
     "size",
-    "Engines or API processes, whichever are more; servers that are scraped; messages that wait for the worker; batches"
-    " of KV events in the join.",
-    of=("engines", "servers", "kv", "fpm", "kv_batches"),
+    "Engines or API processes, whichever are more; servers that are scraped; messages that wait for the worker; moves"
+    " of KV blocks in the join.",
+    of=("engines", "servers", "kv", "fpm", "kv_moves"),
 )
 CAPACITY = _gauge(
     "capacity",

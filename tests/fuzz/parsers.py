@@ -157,7 +157,7 @@ class Kv(Parser):
         found = read_payload(data, "source", 1), read_line(data, "source")
         for batch in found:
             if isinstance(batch, KvBatch):
-                assert min(batch.ts_unix_ns, batch.removed_blocks, batch.removed_below) >= 0
+                assert min([batch.ts_unix_ns, *batch.moves.values()]) >= 0
         return any(isinstance(batch, KvBatch) for batch in found)
 
 

@@ -14,86 +14,75 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Collection
-from itertools import pairwise
 
 import numpy as np
 
 from collector.config import Config
 from collector.decode import MISSING
-from collector.decode.kv import KvBatch, Move, count_batch
+from collector.decode.kv import KvBatch, count_batch
 from collector.telemetry import Counts, Skip, table
 from online import Floats, Ints
 
 from .steps import StepView
 
-BATCHES_MAX = 65_536
-"""Batches held of one publisher, and moves of blocks: hours of steps."""
-_OFFLOADED, _RESTORED, _EVICTED = range(3)
-"""Columns of a step (KV_COLUMNS)."""
+MOVES_MAX = 65_536
+"""Moves of blocks held of one publisher: hours of steps."""
+_GAPS_MAX = 1024
 _SAME_PROCESS_NS = 60_000_000_000
 """Step ids start again with the process; an event's time tells which process it means."""
 
 
 class KvTimeline:
-    """Batches of one publisher in order of time; bounded by count and by age."""
+    """What one publisher told, in order of time; bounded by count and by age."""
 
     LATENESS_NS = 10_000_000_000
     """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
 
     def __init__(self, grace_ns: int) -> None:
         self._grace_ns = grace_ns
-        self._batches: list[tuple[int, int]] = []
-        """(time, sequence)."""
+        self._newest = (0, 0)
+        """(time, sequence) of its latest batch."""
         self._moves: list[tuple[int, int, int, float]] = []
         """(time, step or MISSING, column, GPU blocks)."""
+        self._gaps: list[tuple[int, int]] = []
+        """From when to when batches are missing."""
         self.block_size = self._offload_block_size = 0
-        self.since_unix_ns = 0
-        """Its first batch."""
         self.is_bound = False
         """Whether it is known whose it is."""
 
     def __len__(self) -> int:
-        """How many batches are held."""
-        return len(self._batches)
-
-    @property
-    def active_unix_ns(self) -> int:
-        """From when on steps carry what it says."""
-        return self.since_unix_ns + self._grace_ns
+        """How many moves are held."""
+        return len(self._moves)
 
     def add(self, batch: KvBatch) -> Skip | None:
         """Take the next batch; None, or why it is left out."""
-        place, newest = (batch.ts_unix_ns, batch.seq), self._batches[-1] if self._batches else (0, 0)
+        (ts_ns, seq), (before_ns, before) = place, newest = (batch.ts_unix_ns, batch.seq), self._newest
         if place <= newest:
             return Skip.DUPLICATE if place == newest else Skip.LATE
-        self._batches.append(place)
-        self.since_unix_ns = self.since_unix_ns or batch.ts_unix_ns
+        self._newest = place
+        if not before_ns:
+            self._gaps.append((0, ts_ns + self._grace_ns))
+        elif seq > before + 1:
+            self._gaps.append((before_ns, ts_ns))
         self.block_size = self.block_size or batch.block_size
         self._offload_block_size = self._offload_block_size or batch.offload_block_size
         sizes = self._offload_block_size, self.block_size
         ratio = sizes[0] / sizes[1] if all(sizes) else 1.0
-        for move in batch.moves:
-            is_restored = move.move is Move.RESTORED
-            column, blocks = (_RESTORED, move.blocks * ratio) if is_restored else (_OFFLOADED, move.blocks)
-            self._moves.append((batch.ts_unix_ns, move.step, column, blocks))
-        if batch.removed_blocks or batch.removed_below:
-            removed = batch.removed_blocks + batch.removed_below * ratio
-            self._moves.append((batch.ts_unix_ns, MISSING, _EVICTED, removed))
-        for held in (self._batches, self._moves):
-            if len(held) > BATCHES_MAX:
-                self.forget_before(held[len(held) - BATCHES_MAX][0] + 1)
+        for (move, step, is_below), blocks in batch.moves.items():
+            self._moves.append((ts_ns, step, move, blocks * (ratio if is_below else 1.0)))
+        del self._moves[:-MOVES_MAX], self._gaps[:-_GAPS_MAX]
         return None
 
     def forget_before(self, unix_ns: int) -> None:
-        """Drop what is older, but for the newest batch."""
-        del self._batches[: min(bisect_left(self._batches, (unix_ns,)), len(self._batches) - 1)]
+        """Drop what is older."""
         del self._moves[: bisect_left(self._moves, (unix_ns,))]
+        self._gaps = [gap for gap in self._gaps if gap[1] > unix_ns]
 
     def moved_blocks(self, starts_unix_ns: Ints, first_step: int) -> Floats:
         """Blocks offloaded, restored and evicted in m steps from first_step on, shape (m, 3).
 
-        ``starts_unix_ns`` (m + 1,) has when each began, and where the last one ends. NaN before ``active_unix_ns`` and
-        where batches are missing. What has no step is put where its time falls.
+        ``starts_unix_ns`` (m + 1,) has when each began, and where the last one ends. NaN where batches are missing.
+        What has no step is put where its time falls.
         """
         m, begin_ns, end_ns = len(starts_unix_ns) - 1, int(starts_unix_ns[0]), int(starts_unix_ns[-1])
         out = np.zeros((m, 3))
@@ -104,11 +93,8 @@ class KvTimeline:
             index = np.where(step == MISSING, by_time, step - first_step)
             inside = (index >= 0) & (index < m)
             np.add.at(out, (index[inside], column[inside]), blocks[inside])
-        out[starts_unix_ns[:-1] < self.active_unix_ns] = np.nan
-        near = slice(max(bisect_left(self._batches, (begin_ns,)) - 1, 0), bisect_left(self._batches, (end_ns,)) + 1)
-        for (before_ns, before), (after_ns, after) in pairwise(self._batches[near]):
-            if after > before + 1:
-                out[(starts_unix_ns[1:] > before_ns) & (starts_unix_ns[:-1] < after_ns)] = np.nan
+        for before_ns, after_ns in self._gaps:
+            out[(starts_unix_ns[1:] > before_ns) & (starts_unix_ns[:-1] < after_ns)] = np.nan
         return out
 
 
@@ -156,6 +142,6 @@ class KvSources:
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""
         counts, self._counts = self._counts, Counts()
-        counts[table.SIZE, "kv_batches"] = sum(map(len, self._publishers.values()))
+        counts[table.SIZE, "kv_moves"] = sum(map(len, self._publishers.values()))
         counts[table.KV_UNBOUND] = self.unbound
         return counts

@@ -51,6 +51,8 @@ from .state import Stateful, Tree
 
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
 RESIDUAL_MAX, _THRESHOLD = 0.15, 0.05
+# Guard: cost; rows per second of event time that each model sees of a target.
+ROWS_PER_S = 32.0
 
 
 _NAMES = ("waiting", "preempted", "finished", "kv_usage_ratio", "offload_blocks", "restore_blocks", "evicted_blocks")
@@ -72,9 +74,6 @@ class RateLimit(Stateful):
 
     Not the rows that cross a fixed time: the longer a row, the likelier it is to be one.
 
-    Args:
-        rows_per_s: rows seen per second of event time, at most.
-
     Attributes:
         last_ns: end of the last block; 0 before the first.
         may_see: rows that are left over for the next block; what a second allows at most.
@@ -82,8 +81,7 @@ class RateLimit(Stateful):
 
     SAVED = ("last_ns", "may_see")
 
-    def __init__(self, rows_per_s: float) -> None:
-        self._rows_per_s = rows_per_s
+    def __init__(self) -> None:
         self.last_ns, self.may_see = 0, 0.0
 
     def pick(self, end_ns: Ints) -> Ints:
@@ -91,7 +89,7 @@ class RateLimit(Stateful):
         n, last_ns = len(end_ns), int(end_ns.max())
         spent_s = max(0.0, (last_ns - (self.last_ns or int(end_ns.min()))) / 1e9)
         self.last_ns = last_ns
-        self.may_see = min(self.may_see + spent_s * self._rows_per_s, max(self._rows_per_s, 1.0))
+        self.may_see = min(self.may_see + spent_s * ROWS_PER_S, ROWS_PER_S)
         k = min(n, int(self.may_see))
         self.may_see -= k
         return (np.arange(k) * n + n // 2) // max(k, 1)
@@ -160,9 +158,9 @@ class ResidualModel(Stateful):
 
     SAVED = ("learned", "passed", "rate_limit", "active", "seen_rows", "last_value", "contest", "model")
 
-    def __init__(self, rows_per_s: float) -> None:
+    def __init__(self) -> None:
         self.learned = self.passed = 0
-        self.rate_limit = RateLimit(rows_per_s)
+        self.rate_limit = RateLimit()
         self._start_over()
 
     def _start_over(self) -> None:
@@ -221,10 +219,10 @@ def make_regressor(dotted: str) -> Any:
 class RiverLearner:
     """One River regressor on one feature set of one target."""
 
-    def __init__(self, dotted: str, features: FeatureSet, rows_per_s: float) -> None:
+    def __init__(self, dotted: str, features: FeatureSet) -> None:
         self.dotted, self.features = dotted, features
         self.model = make_regressor(dotted)
-        self.rate_limit, self.error = RateLimit(rows_per_s), PrequentialError()
+        self.rate_limit, self.error = RateLimit(), PrequentialError()
         self.median_us, self.rows = 0.0, 0
 
     @property

@@ -163,8 +163,6 @@ class RowBlock:
             raise StateError("columns of different lengths")
         if (np.diff(offsets) < 1).any() or offsets[-1] != len(block.raw):
             raise StateError("offsets do not cover the lines")
-        if not np.isin(block.quality, [*Quality]).all():
-            raise StateError("a quality nobody knows")
         return block
 
     @property

@@ -368,8 +368,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest interval of steps that still gives a row: long ones sum their stalls."""
     warm_up_rows: ClassVar[int] = 64
     """Rows of a new engine process held until its one-time compilation can be told from its pace."""
-    river_rows_per_s: ClassVar[float] = 32.0
-    """Rows per second of event time that each River model sees of a target: bounds its cost."""
 
     def __deepcopy__(self, _memo: object) -> Self:
         return self  # it is frozen; a copy of what holds it copies the reference

@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector import __version__
-from collector.identity import Fact
 from collector.runtime import PrintLine
 from online import REQUEST_FEATURES, Floats, Mask, Quality, RowBlock, Target
 from online.features import PORTABLE
@@ -128,10 +127,8 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     """One capture: what it is, and every system on it."""
 
     name: str
-    config_id: str
     telemetry: str
-    facts: dict[str, Fact]
-    cannot_derive: list[str]
+    cannot_derive: Sequence[str]
     learned_rows: int
     scored_rows: int
     interval_rows: bool
@@ -202,10 +199,8 @@ def _report(capture: Capture, systems: Sequence[str], tell: PrintLine) -> Captur
             scores.append(found)
     return CaptureReport(
         name=capture.name,
-        config_id=capture.config_id,
         telemetry=capture.telemetry,
-        facts=dict(sorted(facts.items())),
-        cannot_derive=list(capture.cannot_derive),
+        cannot_derive=capture.cannot_derive,
         learned_rows=len(learned),
         scored_rows=len(scored),
         interval_rows=interval_rows,

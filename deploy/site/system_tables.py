@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a script of the site's build
-"""Write the tables of docs/systems.md as JSON, by name: every column of every system, and what telemetry cannot give.
+"""Write the tables of docs/systems.md as JSON, by name: every column of every system.
 
 The project's own environment runs it, the hook of mkdocs puts the tables where the document names them.
 """
@@ -20,10 +20,10 @@ HEADER = ("target", "column", "unit", "kind", "definition")
 
 
 def tables() -> dict[str, str]:
-    """By name of the system, and ``absent``."""
+    """By name of the system."""
     systems = {PORTABLE: lambda target, facts: portable(target, facts).columns}
     systems |= {name: system.table for name, system in SYSTEMS.items()}
-    made = {
+    return {
         name: _table(
             HEADER,
             (
@@ -40,8 +40,6 @@ def tables() -> dict[str, str]:
         )
         for name, table in systems.items()
     }
-    missing = ((name, what, why) for name, system in SYSTEMS.items() for what, why in system.absent.items())
-    return {**made, "absent": _table(("system", "feature", "why not"), missing)}
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

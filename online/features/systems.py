@@ -42,7 +42,7 @@ import operator
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -270,14 +270,10 @@ def _product(number: float, factors: list[OfStep], raw: Raw) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """One modelling system: a text per target, a column a line.
-
-    ``absent``: features of the source that our telemetry cannot give, with the reason.
-    """
+    """One modelling system: a text per target, a column a line."""
 
     name: str
     tables: Mapping[Target, str]
-    absent: Mapping[str, str] = field(default_factory=dict)
 
     def table(self, target: Target, facts: Facts) -> tuple[Column, ...] | None:
         """All columns for a configuration, constant ones included; None where the system does not apply."""
@@ -294,10 +290,9 @@ class System:
         return FeatureSet(self.name, target, live) if live else None
 
 
-def _system(name: str, step: str, request: str, api: str = "", **absent: str) -> System:
+def _system(name: str, step: str, request: str, api: str = "") -> System:
     """The alphas of the sources are those of both waits, unless ``api`` says otherwise."""
-    tables = {Target.STEP_TIME: step, Target.QUEUE_WAIT: request, Target.API_QUEUEING: api or request}
-    return System(name, tables, {what.replace("_", " "): why for what, why in absent.items()})
+    return System(name, {Target.STEP_TIME: step, Target.QUEUE_WAIT: request, Target.API_QUEUEING: api or request})
 
 
 PHYSICS = _system(
@@ -376,9 +371,6 @@ PICF = _system(
     chunked
     seat_share
     """,
-    prefix_hit_ratio_and_effective_prompt_length=(
-        "what of a prompt is cached nobody knows when it is queued; prefill tokens are net of hits where steps tell"
-    ),
 )
 MOLE_RD = _system(
     "mole_rd",
@@ -416,9 +408,6 @@ MOLE_RD = _system(
     normal.chunks             normal*prompt_tokens/budget
     normal.seats              normal*running/seats
     """,
-    prefix_miss_ratio="nobody knows it when a request is queued",
-    preemption_regime="a request's row does not say how many preemptions there were lately",
-    mean_service_time="it is one number per configuration: Q alone says what its product with Q says",
 )
 
 _RECE_STEP = """

@@ -58,7 +58,7 @@ class PublishedPrediction(Stateful):
         self.level, self.observed_us, self.predicted_us = Level(), 0.0, 0.0
         self.residual: ResidualModel | None = None
         if RESIDUAL in settings.learners and features.target is Target.STEP_TIME:
-            self.residual = river_module().ResidualModel(settings.river_rows_per_s)
+            self.residual = river_module().ResidualModel()
 
     def learn(self, view: Design, log_ratio: Floats | None, change: Change | None) -> None:
         """Rows of a block, log(y / (x beta F)), (n,), None while nothing was predicted, and a change in them."""

@@ -38,10 +38,6 @@ class BankSettings(Protocol):
         """Of changes of speed (online/change.py)."""
 
     @property
-    def river_rows_per_s(self) -> float:
-        """Rows per second of event time that a River model sees at most."""
-
-    @property
     def configs_max(self) -> int:
         """Configurations learned at most."""
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from online.blocks import Cutter, Design, measurements
-from online.constants import APART, ENGINES_MAX, HALF_LIFE_STEPS, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
+from online.constants import APART, ENGINES_MAX, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
 from online.errors import Residuals
 from online.features import PORTABLE, FeatureSet
 from online.rls import (
@@ -55,13 +55,13 @@ class TargetState(Stateful):
         first_ns, last_ns: event time learned from, 0 before any row.
         windows: the last 512 rows, where all are of times between two scrapes: error bars rest on them. ``finer``: as
             soon as a row tells of single steps or requests, they are forgotten for good.
-        timed: rows, and those of them that seem to take no time, decayed, (2,).
+        received, timeless: rows, and those of them that seem to take no time.
         replicas: what each of several states knew of ``watcher`` when they were merged into this one.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
         left_out: models of a state that are not configured with the same columns.
     """
 
-    SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "timed")
+    SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "received", "timeless")
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target, self.settings = target, settings
@@ -73,7 +73,7 @@ class TargetState(Stateful):
         self.residuals, self.champion = Residuals(), ""
         self.first_ns = self.last_ns = 0
         self.windows: RowBlock | None = None
-        self.finer, self.timed = False, np.zeros(2)
+        self.finer, self.received, self.timeless = False, 0, 0
         self.replicas: list[Replica] = []
         self.history: StepHistory | None = None
         self.engine_names: dict[int, str] = {}
@@ -90,8 +90,7 @@ class TargetState(Stateful):
             if name == RLS:
                 self.models[features.name] = RlsLearner(features, prior, detector=self.settings.detector)
             elif name != RESIDUAL:
-                dotted, rows_per_s = name.removeprefix(RIVER), self.settings.river_rows_per_s
-                self.river[f"{name}/{features.name}"] = river_module().RiverLearner(dotted, features, rows_per_s)
+                self.river[f"{name}/{features.name}"] = river_module().RiverLearner(name.removeprefix(RIVER), features)
         if self.published is None and PORTABLE in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
         for model in self.models.values():
@@ -106,9 +105,8 @@ class TargetState(Stateful):
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
         good, outcome = measurements(rows, self.sets.values())
-        left = np.exp2(np.arange(1 - len(rows), 1) / HALF_LIFE_STEPS)
-        timed = np.array([left.sum(), left @ (rows.elapsed_us == 0.0)])
-        self.timed = self.timed * 2.0 ** (-len(rows) / HALF_LIFE_STEPS) + timed
+        self.received += len(rows)
+        self.timeless += int(np.count_nonzero(rows.elapsed_us == 0.0))
         if not len(good):
             return outcome
         self._keep_windows(good, finer=int(rows.quality.min()) != Quality.METRICS)  # the richest, of all rows
@@ -233,11 +231,11 @@ class TargetState(Stateful):
 
     def _doubts(self, watcher: RlsLearner, replicas: Sequence[ReplicaSnapshot]) -> dict[Reason, str]:
         """Why no coefficient of steps should be used, a clause each."""
-        doubts, (rows, timeless) = {}, self.timed.tolist()
+        doubts: dict[Reason, str] = {}
         # A clock that counts in units longer than a step says that many steps take no time; those cannot be learned,
         # and what is learned of the others alone is biased, however surely.
-        if rows >= MEMORY_ROWS and timeless > WORTH * rows:
-            share = f"{timeless / rows:.0%} of its steps seem to take no time"
+        if self.received >= MEMORY_ROWS and self.timeless > WORTH * self.received:
+            share = f"{self.timeless / self.received:.0%} of its steps seem to take no time"
             doubts[Reason.CLOCK_GRAIN] = f"the clock of its telemetry is too coarse: {share}"
         odd = [(each.engine, each.ratio) for each in replicas[:1] if each.differs and each.ratio is not None]
         if (here := watcher.drift.engines.outlier(watcher.shapes.log_y)) is not None:
@@ -318,7 +316,8 @@ class TargetState(Stateful):
                 self.replicas = join_replicas(known, other.replicas or Replica.of(theirs, engines[1]))
             merge(model, theirs, other_is_later=later, side_by_side=side_by_side)
         self.residuals.add(other.residuals)
-        self.timed = self.timed + other.timed
+        self.received += other.received
+        self.timeless += other.timeless
         if self.published is not None and other.published is not None:
             self.published.add(other.published)
         self.champion = ""  # nobody's before, so that neither order gives another one

@@ -18,6 +18,7 @@ from online import change
 from online.change import DETECTORS
 from online.constants import ALARM_KEEP, FEW_ROWS, HALF_LIFE_STEPS, NOISE_ROWS
 from online.level import HALF_LIVES_ROWS
+from online.river import ROWS_PER_S
 from online.rls import IDENTIFIED_ERROR, VIF_MAX
 from online.rows import RowOutcome
 from online.snapshot import Reason
@@ -164,7 +165,7 @@ LEARNING = (DOCS / "learning.md").read_text(encoding="utf-8")
         (r"in medians of (\d+)\.", FEW_ROWS),
         (r"Below (\d+) % nothing is a change", 100 * change.GATE),
         (r"keeps (\d+) % of its weight", 100 * ALARM_KEEP),
-        (r"sees (\d+) rows per second", Config().river_rows_per_s),
+        (r"sees (\d+) rows per second", ROWS_PER_S),
     ],
 )
 def test_a_number_in_the_document_is_the_one_in_the_code(said, value):

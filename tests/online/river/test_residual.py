@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from collector.config import Config
-from online import STEP_FEATURES, RowBlock
+from online import STEP_FEATURES, RowBlock, river
 from online.river import RESIDUAL_MAX, ResidualModel
 from online.state import StateError
 from tests.support.banks import STEP, learned, merged, told
@@ -74,10 +74,10 @@ def test_a_correction_that_stops_helping_goes_off():
 
 
 def test_a_model_of_other_columns_is_refused():
-    state = ResidualModel(1.0).to_state()
+    state = ResidualModel().to_state()
     state["model"]["weights"] = np.zeros(1)
     with pytest.raises(StateError):
-        ResidualModel(1.0).from_state(state)
+        ResidualModel().from_state(state)
 
 
 def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
@@ -94,8 +94,9 @@ def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
 
 @pytest.mark.parametrize("size", [0.0, 1e-9, 1.0, 1e9])
 @pytest.mark.parametrize("ratio", [-40.0, -0.149, 0.149, 27.0])
-def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio):
-    model = ResidualModel(1e6)
+def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio, monkeypatch):
+    monkeypatch.setattr(river, "ROWS_PER_S", 1e6)
+    model = ResidualModel()
     for k in range(40):
         raw = np.full((16, len(STEP_FEATURES)), size * (k % 3))
         rows = RowBlock.of_lines(raw, np.ones(16), end_ns=np.full(16, SECOND_NS * (k + 1)))
@@ -120,7 +121,7 @@ assert "river.linear_model" not in sys.modules
 
 
 def test_a_model_of_rivers_sees_a_bounded_number_of_rows(monkeypatch):
-    monkeypatch.setattr(Config, "river_rows_per_s", 8)
+    monkeypatch.setattr(river, "ROWS_PER_S", 8.0)
     learners = ("rls", "river:linear_model.PARegressor")
     settings = Config(learners=learners, feature_sets=("portable",))
     target, model = _told(_queued(3000, 11, per_s=500.0), settings)

@@ -2,12 +2,9 @@
 
     name{label="value",...} number [timestamp] [# exemplar]
 
-``SERIES`` says which families mean what; the rest of a page is stepped over. A family that was renamed is listed under
-both names, the better one first: where a page has both (one release overlaps the old name with the new one), only the
-better one is read. Counters are written as they stand on the page.
+``SERIES`` says which families mean what; the rest of a page is stepped over.
 
-    vLLM V1   0.8 ... 0.33     iteration_tokens_total counts the steps
-    vLLM V0   0.6 ... 0.8      no step counter in the older ones; the gauge of the KV cache was named after the GPU
+    vLLM      0.15 ... 0.33    iteration_tokens_total counts the steps
     SGLang    experimental     prompts count when their request ends, but in realtime_tokens_total; the newer ones
                                count their passes in cuda_graph_passes_total, of prompts and of answers apart
 
@@ -24,6 +21,7 @@ from __future__ import annotations
 import enum
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -141,15 +139,11 @@ class Flavour(enum.StrEnum):
 
 
 class Series(NamedTuple):
-    """One family: what it means, and how good a source it is (0 best).
-
-    ``only``: a label, and what its value begins with, if the family means this for some of its series only.
-    """
+    """One family and what it means; ``mode``: how the label of that name begins, where only such series mean it."""
 
     flavour: Flavour
     meaning: Meaning
-    rank: int = 0
-    only: tuple[str, str] = ("", "")
+    mode: str = ""
 
 
 _VLLM = {
@@ -159,11 +153,11 @@ _VLLM = {
     Meaning.PROMPT_TOKENS: "prompt_tokens_total",
     Meaning.FIRST_TOKENS: "time_to_first_token_seconds_count",
     Meaning.FINISHED: "request_success_total",
-    Meaning.ITL_COUNT: "inter_token_latency_seconds_count time_per_output_token_seconds_count",
-    Meaning.ITL_SECONDS: "inter_token_latency_seconds_sum time_per_output_token_seconds_sum",
+    Meaning.ITL_COUNT: "inter_token_latency_seconds_count",
+    Meaning.ITL_SECONDS: "inter_token_latency_seconds_sum",
     Meaning.RUNNING: "num_requests_running",
     Meaning.WAITING: "num_requests_waiting",
-    Meaning.KV_USAGE_RATIO: "kv_cache_usage_perc gpu_cache_usage_perc",
+    Meaning.KV_USAGE_RATIO: "kv_cache_usage_perc",
     Meaning.PREEMPTIONS: "num_preemptions_total",
     Meaning.FINISHED_PROMPT_TOKENS: "request_prompt_tokens_sum",
     Meaning.FINISHED_GENERATED_TOKENS: "request_generation_tokens_sum",
@@ -173,8 +167,10 @@ _VLLM = {
     Meaning.INFERENCE_SECONDS: "request_inference_time_seconds_sum",
     Meaning.FIRST_TOKEN_SECONDS: "time_to_first_token_seconds_sum",
     Meaning.PREFILL_SECONDS: "request_prefill_time_seconds_sum",
-    Meaning.ITL_SECONDS_SQUARED: "inter_token_latency_seconds_bucket time_per_output_token_seconds_bucket",
+    Meaning.ITL_SECONDS_SQUARED: "inter_token_latency_seconds_bucket",
+    Meaning.PREFIX_HIT_TOKENS: "prefix_cache_hits_total external_prefix_cache_hits_total",
     Meaning.FLOPS: "estimated_flops_per_gpu_total",
+    Meaning.MEMORY_BYTES: "estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total",
 }
 
 _SGLANG = {
@@ -191,31 +187,24 @@ _SGLANG = {
     Meaning.KV_USED_TOKENS: "num_used_tokens",
     Meaning.PREEMPTIONS: "num_retracted_requests_total",
     Meaning.STEPS: "cuda_graph_passes_total",
+    Meaning.DECODE_STEPS: "cuda_graph_passes_total/decode",
+    Meaning.PREFILL_TOKENS: "realtime_tokens_total/prefill_compute",
     Meaning.GPU_SECONDS: "forward_execution_seconds_total",
     Meaning.FLOPS: "estimated_flops_per_gpu_total",
+    Meaning.MEMORY_BYTES: "estimated_read_bytes_per_gpu_total estimated_write_bytes_per_gpu_total",
 }
 FAMILIES = {Flavour.VLLM: _VLLM, Flavour.SGLANG: _SGLANG}
-"""Names of the families that mean it, the better one first."""
+"""Names of the families that mean it together, with the mode where only some of their series do."""
 
 
 def _table() -> dict[bytes, tuple[Series, ...]]:
     found: dict[bytes, tuple[Series, ...]] = {}
-
-    def add(name: str, series: Series) -> None:
-        key = f"{series.flavour.value}:{name}".encode()
-        found[key] = (*found.get(key, ()), series)
-
     for flavour, meanings in FAMILIES.items():
         for meaning, names in meanings.items():
-            for rank, name in enumerate(names.split()):
-                add(name, Series(flavour, meaning, rank))
-        for name in ("estimated_read_bytes_per_gpu_total", "estimated_write_bytes_per_gpu_total"):
-            add(name, Series(flavour, Meaning.MEMORY_BYTES))
-    # Hits on the device and in a connector's store add up; V1 first counted them by the device's name.
-    for name, rank in (("prefix_cache", 0), ("external_prefix_cache", 0), ("gpu_prefix_cache", 1)):
-        add(f"{name}_hits_total", Series(Flavour.VLLM, Meaning.PREFIX_HIT_TOKENS, rank))
-    add("realtime_tokens_total", Series(Flavour.SGLANG, Meaning.PREFILL_TOKENS, only=("mode", "prefill_compute")))
-    add("cuda_graph_passes_total", Series(Flavour.SGLANG, Meaning.DECODE_STEPS, only=("mode", "decode")))
+            for family in names.split():
+                name, _, mode = family.partition("/")
+                key = f"{flavour.value}:{name}".encode()
+                found[key] = (*found.get(key, ()), Series(flavour, meaning, mode))
     return found
 
 
@@ -240,6 +229,7 @@ COPY_LABEL = "tp_rank"
 _NEEDED = {
     Flavour.VLLM: {
         *(Meaning.GENERATED_TOKENS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED, Meaning.RUNNING),
+        Meaning.STEPS,
     },
     Flavour.SGLANG: {
         *(Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING),
@@ -303,15 +293,15 @@ def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageFault:
 
 
 def facts_in(page: bytes) -> dict[str, int | bool]:
-    """Facts of the first engine in the labels of a page, whatever else is there."""
-    infos = [_labels(line)[0] for line in page.split(b"\n") if line.startswith(CACHE_INFO)]
-    cache = _cache_facts(infos[0], len({info.get(ENGINE_LABEL, "") for info in infos})) if infos else {}
-    return cache | _speculation(page)
+    """Facts of the first engine on a page, whatever it lacks."""
+    engines = _engines_on(page)
+    return {} if isinstance(engines, PullOutcome) else engines[0].facts
 
 
 def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
     engines: dict[str, _Engine] = {}
     infos: list[Labels] = []
+    facts: dict[str, int | bool] = {"speculative_decoding": True} if _SPECULATION in page else {}
     seen: set[tuple[bytes, frozenset[tuple[str, str]]]] = set()
     for line in page.split(b"\n"):
         name = line[: _name_end(line)]
@@ -327,13 +317,11 @@ def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
             seen.add(identity)
             engine = labels.get(ENGINE_LABEL, "0")
             if engine not in engines:
-                engines[engine] = _Engine(engine, labels.get("model_name", ""), every[0].flavour)
+                engines[engine] = _Engine(engine, labels.get("model_name", ""), every[0].flavour, facts)
             engines[engine].add(labels, every, _first_number(line[end:]))
         if len(seen) + len(infos) > SERIES_MAX or len(engines) > ENGINES_MAX:
             return PullOutcome.TOO_LARGE
-    speculation = _speculation(page)
     for own, told in engines.items():
-        told.facts |= speculation
         for info in infos:
             if info.get(ENGINE_LABEL, own) == own:
                 told.facts |= _cache_facts(info, len(engines))
@@ -343,49 +331,37 @@ def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
 class _Engine:
     """What is read of one engine so far."""
 
-    def __init__(self, name: str, model: str, flavour: Flavour) -> None:
+    def __init__(self, name: str, model: str, flavour: Flavour, facts: dict[str, int | bool]) -> None:
         self._name, self._model, self._flavour = name, model, flavour
-        self.facts: dict[str, int | bool] = {}
-        self._best: dict[Meaning, tuple[int, float]] = {}
-        self._histograms: dict[tuple[Series, frozenset[tuple[str, str]]], dict[float, float]] = {}
+        self.facts = dict(facts)
+        self._values: defaultdict[Meaning, float] = defaultdict(float)
+        self._histograms: dict[tuple[Meaning, frozenset[tuple[str, str]]], dict[float, float]] = {}
 
     def add(self, labels: Labels, every: tuple[Series, ...], value: float) -> None:
         """Take a number of a family for all that it means; the last thing that is done with its labels."""
         bound = labels.pop(BOUND_LABEL, None)
-        for series in every:
-            label, start = series.only
-            if not labels.get(label, "").startswith(start):
+        for _, meaning, mode in every:
+            if not labels.get("mode", "").startswith(mode):
                 continue
-            good = 0.0 <= value <= (_ESTIMATE_MAX if series.meaning in ESTIMATES else VALUE_MAX)
+            good = 0.0 <= value <= (_ESTIMATE_MAX if meaning in ESTIMATES else VALUE_MAX)
             if bound is None:
-                self._add(series, value if good else NAN)
+                self._values[meaning] += value if good else NAN
             elif 0.0 <= (upper := _first_number(bound.encode())) <= VALUE_MAX or upper == math.inf:
-                buckets = self._histograms.setdefault((series, frozenset(labels.items())), {})
+                buckets = self._histograms.setdefault((meaning, frozenset(labels.items())), {})
                 buckets.setdefault(upper, value if good else NAN)  # 1e999 and +Inf are one bound
-
-    def _add(self, series: Series, value: float) -> None:
-        """Of several families that mean the same the best one counts, of its series all."""
-        rank, known = self._best.get(series.meaning, (series.rank, 0.0))
-        if series.rank <= rank:
-            self._best[series.meaning] = series.rank, value + (known if series.rank == rank else 0.0)
 
     def missing(self) -> tuple[str, ...]:
         """Names of families without which there are no rows."""
-        lacking = [meaning for meaning in sorted(_NEEDED[self._flavour]) if meaning not in self._best]
-        # How long steps take comes from the latencies or from the clock; how many there were, from the steps' counter
-        # or from the latencies' one.
-        if not self._best.keys() & {Meaning.STEPS, Meaning.ITL_COUNT}:
-            lacking.append(Meaning.STEPS if self._flavour is Flavour.VLLM else Meaning.ITL_COUNT)
-        names = FAMILIES[self._flavour]
-        return tuple(dict.fromkeys(f"{self._flavour.value}:{names[meaning].split()[0]}" for meaning in lacking))
+        lacking = sorted(_NEEDED[self._flavour] - self._values.keys())
+        return tuple(f"{self._flavour.value}:{FAMILIES[self._flavour][meaning]}" for meaning in lacking)
 
     def reading(self) -> EngineReading | None:
         """All of it; None where a number is none."""
-        for (series, _), buckets in self._histograms.items():
-            self._add(series, _squares(buckets))
-        if any(math.isnan(value) for _, value in self._best.values()):
+        for (meaning, _), buckets in self._histograms.items():
+            self._values[meaning] += _squares(buckets)
+        if any(map(math.isnan, self._values.values())):
             return None
-        values = tuple([self._best.get(meaning, (0, NAN))[1] for meaning in Meaning])
+        values = tuple([self._values.get(meaning, NAN) for meaning in Meaning])
         return EngineReading(self._name, self._model, self._flavour, values, self.facts)
 
 
@@ -435,10 +411,6 @@ def _labels(line: bytes) -> tuple[Labels, int]:
 
 def _unescaped(match: re.Match[bytes]) -> bytes:
     return b"\n" if match[1] == b"n" else match[1]
-
-
-def _speculation(page: bytes) -> dict[str, int | bool]:
-    return {"speculative_decoding": True} if _SPECULATION in page else {}
 
 
 def _cache_facts(labels: Labels, engines: int) -> dict[str, int | bool]:

@@ -18,6 +18,7 @@ GOOD = {
     "/version": b'{"version": "0.15.1"}',
     "/metrics": (
         b'vllm:cache_config_info{block_size="32",enable_prefix_caching="True",num_gpu_blocks="2048",x="a\\"b"} 1.0\n'
+        b"vllm:num_requests_running 0.0\n"
     ),
 }
 
@@ -64,7 +65,10 @@ def test_a_server_tells_its_model_version_and_cache():
 
 
 def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines():
-    line = 'vllm:cache_config_info{{block_size="32",engine="{}",num_gpu_blocks="4096"}} 1.0\n'
+    line = (
+        'vllm:cache_config_info{{block_size="32",engine="{0}",num_gpu_blocks="4096"}} 1.0\n'
+        'vllm:num_requests_running{{engine="{0}"}} 0.0\n'
+    )
     with answering(GOOD | {"/metrics": "".join(map(line.format, range(4))).encode()}) as server:
         known = ask(server.port)[1].known()
     assert (known["num_gpu_blocks"], known["block_size"]) == (1024, 32)
@@ -108,5 +112,6 @@ def test_facts_of_impossible_value_are_left_out():
     assert read_models(b'{"data": [{"id": "", "max_model_len": -1}]}') == {}
     assert read_models(b'{"data": [{"id": "m", "max_model_len": true}]}') == {}
     assert read_version(b'{"version": null}') == {}
-    assert facts_in(b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1') == {}
+    nothing = b'vllm:cache_config_info{block_size="0",num_gpu_blocks="None"} 1\nvllm:num_requests_running 1\n'
+    assert facts_in(nothing) == {}
     assert facts_in(b"\xff\xfe") == {}

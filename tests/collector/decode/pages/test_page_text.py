@@ -12,14 +12,15 @@ from tests.support.page_server import RECORDED, recorded_pages
 
 PAGES = [page for _, page in recorded_pages()]
 
-V0 = b"""# TYPE vllm:num_requests_running gauge
+VLLM = b"""# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{model_name="m"} 2.0
-vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+vllm:kv_cache_usage_perc{model_name="m"} 0.5
 vllm:prompt_tokens_total{model_name="m"} 100.0
 vllm:generation_tokens_total{model_name="m"} 50.0
 vllm:time_to_first_token_seconds_count{model_name="m"} 5.0
-vllm:time_per_output_token_seconds_sum{model_name="m"} 1.5
-vllm:time_per_output_token_seconds_count{model_name="m"} 45.0
+vllm:inter_token_latency_seconds_sum{model_name="m"} 1.5
+vllm:inter_token_latency_seconds_count{model_name="m"} 45.0
+vllm:iteration_tokens_total_count{model_name="m"} 20.0
 vllm:request_success_total{finished_reason="stop",model_name="m"} 2.0
 vllm:request_success_total{finished_reason="length",model_name="m"} 1.0
 vllm:cache_config_info{block_size="16",num_gpu_blocks="100",enable_prefix_caching="False"} 1.0
@@ -63,34 +64,29 @@ def test_the_numbers_of_a_real_page_are_read():
     assert math.isnan(reading.values[Meaning.KV_USED_TOKENS])
 
 
-def test_old_names_of_vllm_mean_the_same_and_a_family_under_both_names_counts_once():
-    reading = only(V0)
+def test_a_page_tells_its_numbers_by_their_families_and_facts():
+    reading = only(VLLM)
     assert reading.values[Meaning.ITL_COUNT] == 45
     assert reading.values[Meaning.KV_USAGE_RATIO] == 0.5
     assert reading.values[Meaning.FINISHED] == 3
     assert reading.facts == {"block_size": 16, "num_gpu_blocks": 100, "enable_prefix_caching": False}
-    speculates = V0 + b'vllm:spec_decode_num_drafts_total{model_name="m"} 0.0\n'
+    speculates = VLLM + b'vllm:spec_decode_num_drafts_total{model_name="m"} 0.0\n'
     assert only(speculates).facts == reading.facts | {"speculative_decoding": True}
-    both = V0 + b'vllm:inter_token_latency_seconds_count{model_name="m"} 46.0\n'
-    assert only(both).values[Meaning.ITL_COUNT] == 46
 
 
 def test_buckets_of_latencies_give_the_sum_of_their_squares():
-    bucket = 'vllm:time_per_output_token_seconds_bucket{le="%s",model_name="m"} %d.0\n'
+    bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} %d.0\n'
     rows = [("0.1", 4), ("0.025", 1), ("0.5", 6), ("+Inf", 7)]  # 1 below 25 ms, 3 to 0.1 s, 2 to 0.5 s, 1 beyond
     histogram = "".join(bucket % row for row in rows).encode()
-    squares = only(V0 + histogram).values[Meaning.ITL_SECONDS_SQUARED]
+    squares = only(VLLM + histogram).values[Meaning.ITL_SECONDS_SQUARED]
     assert squares == pytest.approx(0.0125**2 + 3 * 0.0625**2 + 2 * 0.3**2 + 0.5**2)
-    better = histogram.replace(b"time_per_output_token", b"inter_token_latency").replace(b"7.0", b"6.0")
-    squares = only(V0 + histogram + better).values[Meaning.ITL_SECONDS_SQUARED]
-    assert squares == pytest.approx(0.0125**2 + 3 * 0.0625**2 + 2 * 0.3**2)
-    assert math.isnan(only(V0 + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
+    assert math.isnan(only(VLLM + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
 
 
 @pytest.mark.parametrize("bound", ["1e200", "1e308", "nan", "-1", "-inf", "many", "1e999"])
 def test_a_bucket_without_a_sensible_bound_is_left_out_and_of_two_without_an_end_one(bound):
     bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} 3.0\n'
-    page = V0 + "".join(bucket % each for each in ("0.1", bound, "+Inf")).encode()
+    page = VLLM + "".join(bucket % each for each in ("0.1", bound, "+Inf")).encode()
     assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
 
 
@@ -124,7 +120,7 @@ def test_engines_of_one_page_are_told_apart():
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
     assert not isinstance(parse_page(odd), PageFault)
-    assert only(V0.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
+    assert only(VLLM.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 
 @pytest.mark.parametrize(
@@ -135,13 +131,13 @@ def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
         (PAGES[5][:-2], PullOutcome.UNEXPECTED),
         (b"go_goroutines 12\n", PullOutcome.UNEXPECTED),
         (b"x" * (9 * 2**20), PullOutcome.TOO_LARGE),
-        (V0.replace(b"num_requests_running", b"requests_running_now"), PullOutcome.MISSING_FAMILIES),
-        (V0.replace(b"} 100.0", b"} NaN"), PullOutcome.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} -1.0"), PullOutcome.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} many"), PullOutcome.UNEXPECTED),
-        (V0.replace(b"} 100.0", b"} 1e17"), PullOutcome.UNEXPECTED),
-        (V0 + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), PullOutcome.TOO_LARGE),
-        (V0 + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, PullOutcome.TOO_LARGE),
+        (VLLM.replace(b"num_requests_running", b"requests_running_now"), PullOutcome.MISSING_FAMILIES),
+        (VLLM.replace(b"} 100.0", b"} NaN"), PullOutcome.UNEXPECTED),
+        (VLLM.replace(b"} 100.0", b"} -1.0"), PullOutcome.UNEXPECTED),
+        (VLLM.replace(b"} 100.0", b"} many"), PullOutcome.UNEXPECTED),
+        (VLLM.replace(b"} 100.0", b"} 1e17"), PullOutcome.UNEXPECTED),
+        (VLLM + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), PullOutcome.TOO_LARGE),
+        (VLLM + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, PullOutcome.TOO_LARGE),
         (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), PullOutcome.MISSING_FAMILIES),
         (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), PullOutcome.TOO_LARGE),
     ],
@@ -151,7 +147,7 @@ def test_what_is_no_page_is_refused_for_a_reason(page, outcome):
 
 
 def test_a_family_that_went_missing_is_named():
-    fault = parse_page(V0.replace(b"time_per_output_token_seconds", b"per_token"))
+    fault = parse_page(VLLM.replace(b"iteration_tokens", b"iterations"))
     assert fault.lacks == ("vllm:iteration_tokens_total_count",)
 
 

@@ -130,7 +130,7 @@ class Sidecar:
         told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
-        self._scraper = Scraper(config, clock, partial(metrics.add, table.SCRAPES, 1, "counters"), self._io, health)
+        self._scraper = Scraper(config, clock, self._io, partial(metrics.add, table.SCRAPES, 1, "counters"), health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.queue_age_ns)
@@ -218,9 +218,9 @@ class Sidecar:
             self.config,
             self._knowledge,
             clock,
+            self._io,
             count,
             scraped,
-            io=self._io,
             health=self.health,
         )
 
@@ -284,7 +284,7 @@ class Sidecar:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._problem:
             routes = protect(routes, lambda _: False)
-        return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), io=self._io)
+        return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), self._io)
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue
@@ -357,7 +357,7 @@ def check_config(config: Config, clock: Clock) -> None:
     read_credentials(config, clock)
     check_zmq(config)
     check_forward(config)
-    Scraper(config, clock)  # reads token and certificates; asks nobody before its start
+    Scraper(config, clock, IoLoop())  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)
 

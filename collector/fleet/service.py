@@ -19,7 +19,7 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
-from collector.runtime import Clock, Health, StartError, Stop, Task, serve
+from collector.runtime import Clock, Health, IoLoop, StartError, Stop, Task, serve
 from collector.runtime.http import make_page_server
 from collector.telemetry import Metrics, table
 from exporters.metrics_page import MetricsPage
@@ -49,6 +49,7 @@ class FleetService:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
         self.health = Health(clock)
+        self._io = IoLoop()
         self._clock = clock
         self._interval_s = interval_s
         self._puller = Puller(options, config, clock)
@@ -71,7 +72,7 @@ class FleetService:
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
-        self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
+        self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), self._io)
         self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property
@@ -100,6 +101,7 @@ class FleetService:
         self.health.set_serving(False)
         ended = self._task.stop(ROUND_TIMEOUT_S)
         self._pages.stop()
+        self._io.close()
         self._puller.stop()
         return ended
 

@@ -55,11 +55,11 @@ class Discovery:
         config: Config,
         resolver: ConfigResolver,
         clock: Clock,
+        io: IoLoop,
         count: Callable[[PullOutcome], None] = lambda _: None,
         scraped: ScrapedServers | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
-        io: IoLoop | None = None,
         health: Health | None = None,
     ) -> None:
         self._configured = [Owned(url, instance or "*") for url, instance in map(parse_owned, config.discover)]

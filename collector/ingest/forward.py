@@ -43,7 +43,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
-from collector.runtime.http import ThreadPerLookup
+from collector.runtime.http import OneLookup
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .status import TRAILER_STATUS_DETAILS
@@ -417,7 +417,7 @@ class _HttpBackend:
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=CALL_S),
             headers={**headers, "Content-Type": "application/x-protobuf"},
-            connector=aiohttp.TCPConnector(ssl=tls, resolver=ThreadPerLookup()),
+            connector=aiohttp.TCPConnector(ssl=tls, resolver=OneLookup()),
         )
 
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:

@@ -29,7 +29,7 @@ from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
-from .budget import RECEIVE_TIMEOUT_S, Receiving
+from .budget import Receiving
 from .forward import PATHS
 from .intake import Intake
 from .status import Answer, answer
@@ -38,8 +38,6 @@ PATH: Final = PATHS[Signal.TRACES]
 _SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
 CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
-CONNECTIONS_MAX: Final = 64
-"""Connections open at once; the one that waits longest for its client makes room for a newcomer."""
 
 
 def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
@@ -165,10 +163,10 @@ def make_http_receiver(
     config: Config,
     intake: Intake,
     *,
+    io: IoLoop,
     grace_s: float,
     tokens: TokenFile | None = None,
     tls: ssl.SSLContext | None = None,
-    io: IoLoop | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
     handler = _ExportHandler(intake, tokens)
@@ -176,9 +174,7 @@ def make_http_receiver(
         parse_endpoint(config.listen_http),
         handler.handle,
         ("OTLP/HTTP", "listen_http"),
-        timeout_s=RECEIVE_TIMEOUT_S,
-        connections_max=CONNECTIONS_MAX,
+        io,
         grace_s=grace_s,
         tls=tls,
-        io=io,
     )

@@ -17,7 +17,7 @@ from .filesystem import (
     resident_bytes,
     sync_directory,
 )
-from .loop import Background, IoLoop, begin
+from .loop import Background, IoLoop, end_tasks
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
 from .terminal import (
     REPORT_ONCE,
@@ -51,10 +51,10 @@ __all__ = [
     "SystemClock",
     "SystemFiles",
     "Task",
-    "begin",
     "cannot_listen",
     "cgroup_limit_bytes",
     "configure_logs",
+    "end_tasks",
     "limit_bytes",
     "note",
     "print_in_any_encoding",

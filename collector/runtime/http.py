@@ -1,9 +1,9 @@
 """HTTP on aiohttp: a server with a bounded number of connections, and a client whose every answer is bounded.
 
 Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
-``timeout_s``. When all places are taken, the address that holds most of them gives one up for each newcomer, so that
-clients which are silent, send half a request or read no answer lock nobody out. The client follows no redirect, asks no
-proxy of the environment, keeps no cookie and unpacks nothing.
+``REQUEST_TIMEOUT_S``. When all places are taken, the address that holds most of them gives one up for each newcomer, so
+that clients which are silent, send half a request or read no answer lock nobody out. The client follows no redirect,
+asks no proxy of the environment, keeps no cookie and unpacks nothing.
 """
 
 from __future__ import annotations
@@ -12,27 +12,25 @@ import asyncio
 import logging
 import socket
 import ssl
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.abc import ResolveResult
 from multidict import CIMultiDict
 from yarl import URL
 
 from collector.config import Endpoint
 
 from .filesystem import cannot_listen
-from .loop import IoLoop
+from .loop import IoLoop, end_tasks
 
-CONNECTIONS_MAX = 32
-"""Scrapers, probes and browsers together."""
+CONNECTIONS_MAX = 64
+"""Of one server, open at once; the one that waits longest for its client makes room for a newcomer."""
 LINGER_S = 1.0
 """How long the rest of a body that nobody reads is thrown away, so that the client reads why it was refused."""
 HEADER_BYTES_MAX = 16 << 10
@@ -41,8 +39,8 @@ HANDSHAKE_S = 2.5
 SEND_S, ANSWER_S = 0.03, 0.25
 """How long a newcomer waits for one that may still send what it asks, and for an answer under way."""
 POLL_S = 0.01
-PAGE_TIMEOUT_S = 10.0
-"""Longest wait for the bytes of a request to the pages, and longest time to send one."""
+REQUEST_TIMEOUT_S = 10.0
+"""How long a connection may take to send a request."""
 READ_BYTES = 1 << 16
 
 _log = logging.getLogger(__name__)
@@ -93,11 +91,9 @@ class HttpServer:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
         handle: answers a request.
         purpose: what it serves, and the key of the endpoint, for the sentence that says that it cannot.
-        timeout_s: how long a connection may take to send a request.
-        connections_max: most connections at once.
+        io: the loop.
         grace_s: how long a response may still take when the server stops.
         tls: None serves in the clear.
-        io: the loop; None makes one of its own.
     """
 
     def __init__(
@@ -105,25 +101,21 @@ class HttpServer:
         endpoint: Endpoint,
         handle: Handle,
         purpose: tuple[str, str],
+        io: IoLoop,
         *,
-        timeout_s: float,
-        connections_max: int,
         grace_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
-        io: IoLoop | None = None,
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
         self._handle = handle
         self._purpose = purpose
-        self._connections_max = connections_max
         self._grace_s = grace_s
         self._tls = tls
-        self._io = io or IoLoop()
-        self._own_io = io is None
+        self._io = io
         self._options: dict[str, Any] = {
             "access_log": None,
-            "keepalive_timeout": timeout_s,
+            "keepalive_timeout": REQUEST_TIMEOUT_S,
             "lingering_time": LINGER_S,
             "max_line_size": HEADER_BYTES_MAX,
             "max_field_size": HEADER_BYTES_MAX,
@@ -144,8 +136,6 @@ class HttpServer:
         if self._server is not None:
             self._io.run(self._stop(self._server))
             self._server = None
-        if self._own_io:
-            self._io.close()
         return True
 
     async def _start(self) -> None:
@@ -163,10 +153,10 @@ class HttpServer:
 
     async def _stop(self, server: web.Server) -> None:
         """Accept nobody first; close every connection then, also one whose client does not read what it asked for."""
-        await _cancel(self._accepting)
+        await end_tasks(self._accepting)
         server.pre_shutdown()
         await server.shutdown(self._grace_s)
-        await _cancel([each.serving for each in self._places])
+        await end_tasks([each.serving for each in self._places])
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
         """Serve who comes, until it is cancelled.
@@ -209,7 +199,7 @@ class HttpServer:
     async def _make_room(self) -> None:
         now_s = asyncio.get_running_loop().time
         until_s = now_s() + ANSWER_S
-        while len(self._places) >= self._connections_max:
+        while len(self._places) >= CONNECTIONS_MAX:
             held = Counter(each.address for each in self._places)
             one = min(self._places, key=lambda each: (-held[each.address], each.is_answered, each.since_s))
             if (one.is_answered or now_s() < one.since_s + SEND_S) and now_s() < until_s:
@@ -217,7 +207,7 @@ class HttpServer:
                 continue
             self._places.discard(one)
             one.serving.cancel()
-            _log.warning("all %d connections are taken: those of %s give way", self._connections_max, one.address)
+            _log.warning("all %d connections are taken: those of %s give way", CONNECTIONS_MAX, one.address)
 
     async def _answer(self, request: web.BaseRequest) -> web.Response:
         place = cast("_Connection", request.protocol)
@@ -231,7 +221,7 @@ class HttpServer:
         finally:
             place.request, place.since_s = None, now_s()
         response.headers["Server"] = "tracefit"
-        if len(self._places) >= self._connections_max:
+        if len(self._places) >= CONNECTIONS_MAX:
             response.force_close()
         return response
 
@@ -245,33 +235,15 @@ async def _until_readable(listener: socket.socket) -> None:
         loop.remove_reader(listener)
 
 
-async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
-    """Cancel tasks and wait for their end."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def make_page_server(
-    endpoint: Endpoint,
-    respond: Respond,
-    *,
-    io: IoLoop | None = None,
-    timeout_s: float = PAGE_TIMEOUT_S,
-    connections_max: int = CONNECTIONS_MAX,
-) -> HttpServer:
+def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpServer:
     """A server of pages, which answers requests without a body.
 
     A page is made in a thread: rendering takes up to 20 ms, and exports that come meanwhile are acknowledged.
     """
 
-    def make(request: web.BaseRequest) -> tuple[int, str, bytes, tuple[tuple[str, str], ...]]:
-        if request.transport is None or request.transport.is_closing():
-            return HTTPStatus.REQUEST_TIMEOUT, "text/plain", b"", ()  # nobody waits for it
-        return respond(request.method, request.raw_path, request.headers)
-
     async def handle(request: web.BaseRequest) -> web.Response:
-        status, content_type, body, headers = await asyncio.to_thread(make, request)
+        asked = request.method, request.raw_path, request.headers
+        status, content_type, body, headers = await asyncio.to_thread(respond, *asked)
         response = web.Response(
             status=status, body=body, headers=CIMultiDict([*headers, ("Content-Type", content_type)])
         )
@@ -279,8 +251,7 @@ def make_page_server(
             response.force_close()  # a body nobody reads follows
         return response
 
-    purpose = ("the pages", "pages")
-    return HttpServer(endpoint, handle, purpose, timeout_s=timeout_s, connections_max=connections_max, io=io)
+    return HttpServer(endpoint, handle, ("the pages", "pages"), io)
 
 
 class FetchError(Exception):
@@ -300,41 +271,23 @@ _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PLAIN = "identity"
 
 
-class ThreadPerLookup(AbstractResolver):
-    """Looks each name up in a thread of its own, which ends with the process.
+class OneLookup(aiohttp.ThreadedResolver):
+    """Looks up one name at a time.
 
-    A lookup that no name server answers lasts for many seconds, and nobody can end its thread. So it holds none of the
-    loop's few threads, which make pages and look at large exports, and keeps no other name waiting. A session looks a
-    name up once at a time.
+    A lookup that no name server answers holds one of the loop's few threads for many seconds. Pages are made in the
+    others, and large exports are looked at there.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._free = asyncio.Lock()
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """All addresses of a name; OSError if it has none."""
-        found: Future[list[ResolveResult]] = Future()
-        found.set_running_or_notify_cancel()  # its thread goes on if the caller gives up
-
-        def look_up() -> None:
-            try:
-                infos = socket.getaddrinfo(host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
-                found.set_result([_as_result(host, *info) for info in infos])
-            except Exception as error:  # noqa: BLE001 -- the caller gets it
-                found.set_exception(error)
-
-        threading.Thread(target=look_up, name="lookup", daemon=True).start()
-        return await asyncio.wrap_future(found)
-
-    async def close(self) -> None:
-        """Nothing is held."""
-
-
-def _as_result(
-    name: str, family: socket.AddressFamily, _kind: socket.SocketKind, proto: int, _name: str, address: Any
-) -> ResolveResult:
-    host, port = address[:2]
-    numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    return ResolveResult(hostname=name, host=host, port=port, family=family, proto=proto, flags=numeric)
+        async with self._free:
+            return await super().resolve(host, port, family)
 
 
 class HttpClient:
@@ -401,7 +354,7 @@ class HttpClient:
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(
-                    ssl=True if self._tls is None else self._tls, limit=0, resolver=ThreadPerLookup()
+                    ssl=True if self._tls is None else self._tls, limit=0, resolver=OneLookup()
                 ),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 auto_decompress=False,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 from .tasks import Health
@@ -39,36 +39,25 @@ class IoLoop:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def close(self) -> None:
-        """End an own loop; that of somebody else goes on."""
+        """End an own loop, and what still runs in it; that of somebody else goes on."""
         if self._thread is not None and self._loop is not None:
-            self.run(_end_tasks())
+            self.run(_end_others())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
             self._loop = self._thread = None
 
 
-async def _end_tasks() -> None:
-    """Cancel what still runs in this loop, and wait for it: a loop that closes over a task complains of it."""
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
+async def _end_others() -> None:
+    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their end."""
+    tasks = list(tasks)
+    for task in tasks:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-
-
-def begin(name: str, coroutine: Coroutine[Any, Any, None], health: Health | None) -> asyncio.Task[None]:
-    """A task in the running loop, of a coroutine that ends when it is cancelled; if it raises, log and health tell."""
-
-    def tell(task: asyncio.Task[None]) -> None:
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            _log.error("%s died", name, exc_info=error)
-            if health is not None:
-                health.fail(name)
-
-    task = asyncio.create_task(coroutine, name=name)
-    task.add_done_callback(tell)
-    return task
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Background:
@@ -77,33 +66,32 @@ class Background:
     Args:
         name: in the log and in health, if the coroutine raises.
         health: what makes the process not alive then; None if nobody depends on it.
-        io: the loop; without one it makes its own.
+        io: the loop.
     """
 
-    def __init__(self, name: str, health: Health | None = None, io: IoLoop | None = None) -> None:
+    def __init__(self, name: str, health: Health | None, io: IoLoop) -> None:
         self._name = name
         self._health = health
-        self._io = io or IoLoop()
-        self._own_io = io is None
+        self._io = io
         self._task: asyncio.Task[None] | None = None
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Begin; returns at once."""
 
-        async def start() -> asyncio.Task[None]:
-            return begin(self._name, coroutine, self._health)
+        async def begin() -> None:
+            self._task = asyncio.create_task(coroutine, name=self._name)
+            self._task.add_done_callback(self._tell)
 
-        self._task = self._io.run(start())
+        self._io.run(begin())
 
     def stop(self) -> None:
         """Cancel it and wait for its end, also if it never started."""
-
-        async def end(task: asyncio.Task[None]) -> None:
-            task.cancel()
-            await asyncio.wait([task])
-
         if self._task is not None:
-            self._io.run(end(self._task))
-            self._task = None
-        if self._own_io:
-            self._io.close()
+            self._io.run(end_tasks([self._task]))
+
+    def _tell(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.error("%s died", self._name, exc_info=error)
+            if self._health is not None:
+                self._health.fail(self._name)

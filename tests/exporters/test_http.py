@@ -115,14 +115,15 @@ def test_a_failing_page_is_500_without_its_secrets():
             assert b"secret" not in body
 
 
-def test_more_callers_than_there_are_places_are_all_answered():
+def test_more_callers_than_there_are_places_are_all_answered(monkeypatch):
     """Who is being answered, or has just come, keeps its place; a newcomer has the next one that becomes free."""
 
     def answer(_):
         time.sleep(0.02)
         return plain(HTTPStatus.OK)
 
-    with serving({"/": answer}, connections_max=4) as server, ThreadPoolExecutor(24) as pool:
+    monkeypatch.setattr("collector.runtime.http.CONNECTIONS_MAX", 4)
+    with serving({"/": answer}) as server, ThreadPoolExecutor(24) as pool:
 
         def call(_):
             with closing(http.client.HTTPConnection("127.0.0.1", server.port, 60)) as client:
@@ -131,10 +132,11 @@ def test_more_callers_than_there_are_places_are_all_answered():
         assert set(pool.map(call, range(96))) == {200}
 
 
-def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout():
+def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout(monkeypatch):
+    monkeypatch.setattr("collector.runtime.http.CONNECTIONS_MAX", 1)
     body = b"x" * 64_000_000  # more than the socket buffers of both ends hold
     routes = {"/big": lambda _: plain(HTTPStatus.OK, body.decode()), "/": lambda _: plain(HTTPStatus.OK)}
-    with serving(routes, connections_max=1, timeout_s=0.3) as server:
+    with serving(routes) as server:
         slow = socket.create_connection(("127.0.0.1", server.port), 60)
         slow.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
         assert slow.recv(1) == b"H"

@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from collector.config import Endpoint
+from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer, make_page_server
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, Response, Routes, SnapshotDocuments, dispatch, make_routes
@@ -41,11 +42,13 @@ def answer_to(target: str, snapshot, *given, **kwargs) -> Response:
 
 
 @contextmanager
-def serving(routes, *, address="127.0.0.1", port=0, **options) -> Iterator[HttpServer]:
+def serving(routes, *, address="127.0.0.1", port=0) -> Iterator[HttpServer]:
     """A server of these routes."""
-    server = make_page_server(Endpoint(address, port), partial(dispatch, routes), **options)
-    server.start()
+    io = IoLoop()
+    server = make_page_server(Endpoint(address, port), partial(dispatch, routes), io)
     try:
+        server.start()
         yield server
     finally:
         server.stop()
+        io.close()

@@ -9,7 +9,7 @@ from collector.config import Config, Owned
 from collector.decode.pages import facts_in
 from collector.identity.discovery import BODY_BYTES_MAX, Discovery, ScrapedServers, read_models, read_version
 from collector.identity.resolver import ConfigResolver, EngineFacts
-from collector.runtime.tasks import SystemClock
+from collector.runtime import IoLoop, SystemClock
 from collector.telemetry.reasons import PullOutcome
 from tests.support.page_server import PageServer
 
@@ -42,7 +42,7 @@ def ask(port, timeout_s=60.0):
     """Whether a server answered, the facts that it told of itself, and what its answers were counted as."""
     resolver, outcomes, facts = ConfigResolver(), Counter(), EngineFacts()
     count = lambda outcome: outcomes.update([outcome])  # noqa: E731
-    discovery = Discovery(Config(), resolver, SystemClock(), count, timeout_s=timeout_s)
+    discovery = Discovery(Config(), resolver, SystemClock(), IoLoop(), count, timeout_s=timeout_s)
     answered = in_loop(discovery, discovery.ask(Owned(f"http://127.0.0.1:{port}", "*")))
     resolver.apply(facts, {}, "pod", "")
     return answered, facts, outcomes
@@ -98,7 +98,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
     with answering(GOOD) as server:
         urls = {"http://[::1]:8000": f"http://127.0.0.1:{server.port}"}
         scraped = ScrapedServers(urls.copy, lambda: "secret", None)
-        discovery = Discovery(Config(), resolver, SystemClock(), scraped=scraped)
+        discovery = Discovery(Config(), resolver, SystemClock(), IoLoop(), scraped=scraped)
         for _ in range(2):  # the second time it is not due
             in_loop(discovery, discovery.ask_due())
             assert [path for path, _ in server.asked] == ["/v1/models", "/version"]

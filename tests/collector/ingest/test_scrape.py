@@ -15,7 +15,7 @@ import pytest
 from collector.config import Config, ConfigError, scraping
 from collector.decode.pages import PageFault
 from collector.ingest.scrape import ScrapedServer, Scraper, ScrapeTarget, TargetList
-from collector.runtime import SystemClock
+from collector.runtime import IoLoop, SystemClock
 from collector.runtime.http import HttpClient
 from collector.telemetry import PullOutcome
 from tests.support.clocks import eventually
@@ -35,11 +35,12 @@ def config_of(*urls, **other):
 
 def outcomes(config, wanted):
     """Scrape until ``wanted`` outcomes have come; the outcomes and the pages."""
-    seen, pages = [], []
-    scraper = Scraper(config, SystemClock(), seen.append, timeout_s=60.0)
+    seen, pages, io = [], [], IoLoop()
+    scraper = Scraper(config, SystemClock(), io, seen.append, timeout_s=60.0)
     scraper.start()
     eventually(lambda: pages.extend(scraper.take()) or len(seen) >= wanted)
     scraper.stop()
+    io.close()
     return list(seen), pages + scraper.take()
 
 
@@ -164,7 +165,7 @@ def test_a_token_is_sent_with_every_question(tmp_path):
         outcomes(config_of(server.url, scrape_token_file=str(token)), 1)
         assert server.asked[0][1]["Authorization"] == "Bearer first"
     with pytest.raises(ConfigError, match="token_file"):
-        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), SystemClock())
+        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), SystemClock(), IoLoop())
 
 
 def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_where_somebody_is_asked(tmp_path):
@@ -176,19 +177,20 @@ def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_w
         url = f"https://127.0.0.1:{server.port}/metrics"
         assert outcomes(config_of(url), 1)[0][0] is PullOutcome.UNREACHABLE
         assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is PullOutcome.READ
-    assert Scraper(Config(), SystemClock()).tls is None
+    assert Scraper(Config(), SystemClock(), IoLoop()).tls is None
     with pytest.raises(ConfigError, match="ca_file"):
-        Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock())
+        Scraper(Config(ca_file=str(tmp_path / "none")), SystemClock(), IoLoop())
 
 
 def test_old_pages_go_when_nobody_takes_them(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.QUEUE_PAGES", 2)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        seen = []
-        scraper = Scraper(config_of(server.url), SystemClock(), seen.append)
+        seen, io = [], IoLoop()
+        scraper = Scraper(config_of(server.url), SystemClock(), io, seen.append)
         scraper.start()
         eventually(lambda: PullOutcome.DROPPED in seen)
         scraper.stop()
+        io.close()
         assert len(scraper.take()) == 2
 
 
@@ -250,25 +252,23 @@ def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it
 
 
 def test_where_no_name_server_answers_pages_and_packed_exports_are_taken_all_the_same(tmp_path, monkeypatch):
-    """A lookup holds its thread until it ends by itself; other names are found meanwhile."""
+    """A lookup holds a thread until it ends by itself, and there is one at a time."""
     answered, begun, look_up = threading.Event(), [], socket.getaddrinfo
 
     def unanswered(host, *rest, **more):
         if str(host).endswith(".example"):
             begun.append(host)
             answered.wait(100)
-        return look_up("127.0.0.1" if str(host).endswith((".example", ".known")) else host, *rest, **more)
+        return look_up("127.0.0.1" if str(host).endswith(".example") else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
     names = ",".join(f"http://vllm-{number}.example:1" for number in range(40))
     with (
         PageServer(lambda *_: (200, {}, PAGE)) as known,
-        running_sidecar(
-            tmp_path, SCRAPE=f"[{names},http://vllm.known:{known.port}]", SCRAPE_INTERVAL_S="0.3"
-        ) as sidecar,
+        running_sidecar(tmp_path, SCRAPE=f"[{names},{known.url}]", SCRAPE_INTERVAL_S="0.3") as sidecar,
     ):
         try:
-            eventually(lambda: len(begun) == 40)
+            eventually(lambda: begun)
             eventually(lambda: known.asked)
             assert b'"ok":true' in get(sidecar.http_port, "/healthz")
             packed = {"Content-Type": "application/x-protobuf", "Content-Encoding": "gzip"}

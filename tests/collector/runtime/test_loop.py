@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from collector.runtime import Background, Health
+from collector.runtime import Background, Health, IoLoop
 from tests.support.clocks import FakeClock, eventually
 
 
@@ -16,10 +16,11 @@ async def fail():
 def test_a_coroutine_that_raises_makes_the_process_not_alive_and_is_in_the_log_and_one_that_is_stopped_does_not(
     faulty, caplog
 ):
-    health = Health(FakeClock())
-    background = Background("scraper", health)
+    health, io = Health(FakeClock()), IoLoop()
+    background = Background("scraper", health, io)
     background.start(fail() if faulty else asyncio.sleep(3600))
     eventually(lambda: health.late() == (("scraper",) if faulty else ()))
     background.stop()
+    io.close()
     assert health.alive() is not faulty
     assert ("scraper died" in caplog.text) == ("a fault of ours" in caplog.text) == faulty

@@ -278,7 +278,7 @@ class Sidecar:
             ready=self._probe_ready,
             status_page=self._status.answer,
             questions=QuestionPages(self._advisory.view, clock.unix_nano),
-            state=self._keeper.learned if config.pages_state else None,
+            state=self._keeper.checkpoint.read if config.pages_state else None,
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)

@@ -339,12 +339,13 @@ def fleet_pull(
 
     token = partial(read_token, token_file)  # before each round, so that a new one takes effect
     token()
-    clock, options = SystemClock(), PullOptions(sources, out, token=token)
+    options = PullOptions(sources, out, token=token)
     if every is None:
-        return _written(partial(pull_once, options, config, clock), out, in_json=in_json)
+        return _written(partial(pull_once, options, config), out, in_json=in_json)
     set_log_level(config.log_level)
     set_log_format(config.log_format)
-    return EXIT_OK if serve_fleet(FleetService(options, config, clock, interval_s=every), Stop()) else EXIT_FAILED
+    service = FleetService(options, config, SystemClock(), interval_s=every)
+    return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 
 
 @fleet.command("replay")
@@ -357,9 +358,7 @@ def fleet_replay(*, recordings: tuple[str, ...], out: Path, ray: str, config: Co
     """Learn recordings of many engines in bulk, on Ray."""
     from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
 
-    return _written(
-        partial(replay_fleet, ReplayOptions(recordings, out, ray), config, SystemClock()), out, in_json=in_json
-    )
+    return _written(partial(replay_fleet, ReplayOptions(recordings, out, ray), config), out, in_json=in_json)
 
 
 @tracefit.group()

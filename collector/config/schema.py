@@ -269,7 +269,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         Meta(
             ge=1,
             le=1 << 20,
-            description="Size of the log; less where its volume has no room for it beside two checkpoints."
+            description="Size of the log; at most a third of what its volume has room for."
             " When it is full, exports are refused until a checkpoint is written.",
         ),
     ] = 256

@@ -29,7 +29,7 @@ from collector import __version__
 from collector.config import Config
 from collector.identity import unknown_experts
 from collector.recordings import check_targets
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, note, progress, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, note, progress, say
 from collector.service import STATES_NAME, Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
@@ -194,12 +194,12 @@ class Pulled(NamedTuple):
 class Puller:
     """Rounds over the same sources; one thread at a time."""
 
-    def __init__(self, options: PullOptions, config: Config, clock: Clock) -> None:
+    def __init__(self, options: PullOptions, config: Config) -> None:
         check_learning(config)
         check_sources(options.sources)
         self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
         self._options = options
-        self._directory = Directory(options.out, clock, "OUT")
+        self._directory = Directory(options.out, "OUT")
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
 
@@ -258,9 +258,9 @@ class Puller:
         return ""
 
 
-def pull_once(options: PullOptions, config: Config, clock: Clock) -> int:
+def pull_once(options: PullOptions, config: Config) -> int:
     """One round; failed if nothing was written."""
-    puller = Puller(options, config, clock)
+    puller = Puller(options, config)
     puller.start()
     try:
         pulled = puller.pull()

@@ -23,7 +23,7 @@ from collector.decode import Export, parts_by_emitter
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
-from collector.runtime import EXIT_FAILED, Clock, StartError, note, progress, say
+from collector.runtime import EXIT_FAILED, StartError, note, progress, say
 from collector.service import TAKE_BYTES, check_learning, make_pipeline
 
 from .pull import Puller, PullOptions, conclude, working_directory
@@ -79,13 +79,13 @@ class Learned(NamedTuple):
     rows: int
 
 
-def replay_fleet(options: ReplayOptions, config: Config, clock: Clock) -> int:
+def replay_fleet(options: ReplayOptions, config: Config) -> int:
     """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
     check_learning(config)
     ray, work = _import_ray(), options.out / WORK_NAME
     files = find_recordings(options.recordings)
     pull = PullOptions((str(work),), options.out, require=0.0)
-    puller = Puller(pull, config, clock)
+    puller = Puller(pull, config)
     puller.start()
     try:
         with working_directory(work):

@@ -52,7 +52,7 @@ class FleetService:
         self._io = IoLoop()
         self._clock = clock
         self._interval_s = interval_s
-        self._puller = Puller(options, config, clock)
+        self._puller = Puller(options, config)
         self._pulled = Pulled([], problem="the first pull is under way")
         self._said: list[str] = []
         page = StatusPage(

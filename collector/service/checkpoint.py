@@ -17,7 +17,6 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, NamedTuple
 
@@ -26,9 +25,9 @@ import msgspec
 from collector.config import Config, ConfigError
 from collector.decode import Telemetry
 from collector.join import Joiner, newest_unix_ns
-from collector.runtime import Clock, StartError, SystemFiles, sync_directory
+from collector.runtime import StartError, SystemFiles, sync_directory
 from collector.telemetry import Restored
-from online.state import LEARNERS, StateError, Tree, decode, encode, part_of_tree
+from online.state import StateError, Tree, decode
 
 NAME: Final = "state.bin"
 LOCK_NAME: Final = "tracefit.lock"
@@ -113,10 +112,9 @@ def check_directory(path: Path, named: str = "directory") -> None:
 class Directory:
     """``take`` at the start, before anything in it is read or written; ``release`` at the end, after all is written."""
 
-    def __init__(self, path: Path, clock: Clock, named: str = "directory") -> None:
+    def __init__(self, path: Path, named: str = "directory") -> None:
         self.path = path
         self._named = named
-        self._clock = clock
         self._descriptor = -1
         self.killed = ""
         """The process before, if it did not stop in order."""
@@ -143,8 +141,7 @@ class Directory:
         except OSError as error:  # some network file systems
             _log.warning("%s cannot be locked (%s): let no other process use it", self.path, error.strerror)
         self.killed = self._read()
-        since = datetime.fromtimestamp(self._clock.unix_nano() // 10**9, UTC)
-        self._write(f"process {os.getpid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC")
+        self._write(f"process {os.getpid()} on {socket.gethostname()}")
 
     def release(self) -> None:
         """Say that this process stopped in order, and let another one in."""
@@ -153,11 +150,7 @@ class Directory:
             self._close()
 
     def _read(self) -> str:
-        try:
-            text = os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
-        except OSError:  # nobody can have said anything there, as in a named pipe
-            return ""
-        return text.partition("\n")[0].strip()  # earlier versions padded it, with more behind
+        return os.pread(self._descriptor, 1024, 0).decode("utf-8", "replace")
 
     def _close(self) -> None:
         os.close(self._descriptor)
@@ -224,9 +217,9 @@ class CheckpointFile:
         self._files.replace(temporary, self._path)
         sync_directory(self._path.parent)
 
-    def learned(self) -> bytes | None:
-        """What the checkpoint has learned, as a state file of its own; None without a usable one; any thread."""
+    def read(self) -> bytes | None:
+        """The newest one, for others to merge what it has learned; None without one; from any thread."""
         try:
-            return encode({LEARNERS: part_of_tree(decode(self._path.read_bytes()), LEARNERS)})
-        except (OSError, StateError):
+            return self._path.read_bytes()
+        except OSError:
             return None

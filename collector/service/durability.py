@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from .pipeline import Pipeline
 
 WRITER: Final = "checkpoint-writer"
-CONFIG_STATE_BYTES: Final = 1 << 20
-"""Of one configuration in a checkpoint: a guard, some 100 KiB are usual (docs/reliability.md)."""
-CHECKPOINTS: Final = 2
-"""The last one, and the next one while it is written."""
 PAUSE_S: Final = 60.0
 CHECK_IN_TIMEOUT_S: Final = 120.0
 """A write that takes longer hangs in the kernel."""
@@ -48,27 +44,22 @@ _log = logging.getLogger(__name__)
 def fitted_capacity(config: Config, files: SystemFiles) -> tuple[int, str]:
     """Bytes that the log may have, and a sentence if they are fewer than configured.
 
-    A log that fills its volume keeps out the checkpoint that would empty it. So it gets what the volume has beyond
-    ``CHECKPOINTS`` checkpoints, and a quarter of a volume that is too small even for those. A volume that does not tell
-    its size lowers nothing.
+    A log that fills its volume keeps out the checkpoint that would empty it. So it gets a third of what the volume has
+    for it, the last checkpoint, and the next one while that is written. A volume that does not tell its size lowers
+    nothing.
     """
     directory, wanted_bytes = Path(config.directory), config.log_capacity_mib * _MIB
-    state_bytes, held_bytes = config.configs_max * CONFIG_STATE_BYTES, 0
     try:
         volume = files.volume(directory)
-        for path in directory.iterdir():
-            if path.name == NAME or is_segment(path):
-                held_bytes += path.stat().st_size
+        own = [path for path in directory.iterdir() if path.name == NAME or is_segment(path)]
+        room_bytes = volume.free_bytes + sum(path.stat().st_size for path in own)
     except OSError:
         return wanted_bytes, ""
-    room_bytes = volume.free_bytes + held_bytes
-    fitting_bytes = max(room_bytes - CHECKPOINTS * state_bytes, room_bytes // (CHECKPOINTS + 1))
-    if not volume.size_bytes or fitting_bytes >= wanted_bytes:
+    if not volume.size_bytes or room_bytes // 3 >= wanted_bytes:
         return wanted_bytes, ""
-    return fitting_bytes, (
-        f"the log has {fitting_bytes / _MIB:.3g} MiB instead of {config.log_capacity_mib} (log_capacity_mib): "
-        f"the volume of {directory} has room for {room_bytes / _MIB:.3g} MiB, "
-        f"of which two checkpoints may need {CHECKPOINTS * state_bytes / _MIB:.3g}"
+    return room_bytes // 3, (
+        f"the log has {room_bytes / 3 / _MIB:.3g} MiB instead of {config.log_capacity_mib} (log_capacity_mib), "
+        f"a third of what the volume of {directory} has room for"
     )
 
 
@@ -88,8 +79,8 @@ class Durability:
         path = Path(config.directory)
         self._config = config
         self._files = files or SystemFiles()
-        self._directory = Directory(path, clock)
-        self._checkpoint = CheckpointFile(path, self._files)
+        self._directory = Directory(path)
+        self.checkpoint = CheckpointFile(path, self._files)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)
         self.has_log = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""
@@ -115,9 +106,9 @@ class Durability:
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
-        position = self._checkpoint.load(self._pipeline.from_checkpoint)
-        self._metrics.set(table.STATE_RESTORED, 1, self._checkpoint.restored)
-        self._metrics.set(table.STATE_WRITTEN, self._checkpoint.restored_unix_s)
+        position = self.checkpoint.load(self._pipeline.from_checkpoint)
+        self._metrics.set(table.STATE_RESTORED, 1, self.checkpoint.restored)
+        self._metrics.set(table.STATE_WRITTEN, self.checkpoint.restored_unix_s)
         if self.has_log:
             self.log.capacity_bytes, self._cramped = fitted_capacity(self._config, self._files)
             if self._cramped:
@@ -132,7 +123,7 @@ class Durability:
 
     def _tell_beginning(self, position: Position) -> None:
         """One line: what this process goes on from, how old that is, and what came after it and is lost."""
-        restored_unix_s, killed = self._checkpoint.restored_unix_s, self._directory.killed
+        restored_unix_s, killed = self.checkpoint.restored_unix_s, self._directory.killed
         age_s = max(self._clock.unix_nano() / 1e9 - restored_unix_s, 0.0)
         text = f"continuing from {NAME}, {age_s:.0f} s old" if restored_unix_s else "no state"
         if self.log.newest:
@@ -142,7 +133,7 @@ class Durability:
             self._lost = f"{self.log.lost_entries} entries of the log"
         elif killed and not self.has_log:
             when = f"in the {age_s:.0f} s since its checkpoint at most" if restored_unix_s else "since its start"
-            self._lost = f"what {killed}, learned {when}, and what waited in the join then (durability: memory)"
+            self._lost = f"what {killed} learned {when}, and what waited in the join then (durability: memory)"
         if self._lost:
             _log.warning("%s. Lost: %s", text, self._lost)
         elif restored_unix_s or self.log.newest:
@@ -168,18 +159,14 @@ class Durability:
     def readiness_detail(self) -> dict[str, str]:
         """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
         details = {
-            "state_at_start": str(self._checkpoint.restored),
-            "state_problem": self._checkpoint.problem,
+            "state_at_start": str(self.checkpoint.restored),
+            "state_problem": self.checkpoint.problem,
             "lost": self._lost,
             "log_problem": self._cramped,
             "refused": self._refusing,
             "unsaved": self._unsaved,
         }
         return {name: text for name, text in details.items() if text}
-
-    def learned(self) -> bytes | None:
-        """What the newest checkpoint on disk has learned, for others to merge; from any thread."""
-        return self._checkpoint.learned()
 
     def record(self, export: Export) -> Export | Outcome:
         """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
@@ -223,7 +210,7 @@ class Durability:
         try:
             if self._refusing == _FULL:
                 self._pipeline.flush_for_log()  # nothing comes that could complete what waits
-            tree, position = self._pipeline.to_checkpoint(has_log=self.has_log)
+            tree, position = self._pipeline.to_checkpoint()
         except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
             self._report_failure("state could not be taken", error)
             return
@@ -265,7 +252,7 @@ class Durability:
 
     def _write(self, tree: Tree, position: Position) -> None:
         """Write a checkpoint, and free what of the log it has learned."""
-        self._checkpoint.write(encode(tree))
+        self.checkpoint.write(encode(tree))
         self._unsaved = ""
         self._metrics.add(table.WRITES, 1, "checkpoint", "done")
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)

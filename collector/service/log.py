@@ -4,7 +4,7 @@
     log.head                             number of the newest entry, so that a loss at the end is counted as well,
                                          and of the last one that was passed on to a backend
 
-    entry = mark u32 | length u32 | CRC-32 u32 | number u64 | meta length u16 | meta (MessagePack) | payload
+    entry = mark u32 | length u32 | CRC-32 u32 | MessagePack of number, peer, transport, spans, arrival and payload
 
 Little endian. ``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one.
 
@@ -44,11 +44,10 @@ _MISSES_MAX: Final = 1000
 """Wrong checksums in one segment, behind which no more entries are looked for: each costs the time of one."""
 _AHEAD_MAX: Final = 1 << 16
 """How many numbers further on the next whole entry may be."""
-_MARK: Final = b"\xf1tf\x01"
-_HEAD = struct.Struct("<4sIIQH")
-_CHECKED: Final = 12
-"""Where in an entry begins what the checksum covers."""
-_NEWEST = struct.Struct("<QI")
+_MARK: Final = b"\xf1tf\x02"
+_HEAD = struct.Struct("<4sII")
+_TOLD = struct.Struct("<QQI")
+"""What ``log.head`` says: both numbers and their checksum."""
 _SEGMENT_NAME = re.compile(r"log\.(0[0-9a-f]{15})")
 
 
@@ -65,8 +64,7 @@ class _Segment(NamedTuple):
     size_bytes: int
 
 
-_meta_decoder = msgspec.msgpack.Decoder(tuple[str, str, int, int])
-"""Peer, transport, spans, and when it arrived."""
+_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int, int, bytes])
 
 
 def is_segment(path: Path) -> bool:
@@ -104,36 +102,31 @@ class Log:
         """
         path = self._directory / _HEAD_NAME
         self._head_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        told, self.passed_on = self._read_head()
         expected = max(read_from, 1)
-        for path, first, stop in self._found():
+        for path in sorted(path for path in self._directory.iterdir() if is_segment(path)):
+            first = int(path.name.rpartition(".")[2], 16)
             last = first - 1
-            for export in _entries_of(path, first, stop):
+            for export in _entries_of(path, first):
                 last = export.seq
                 self.lost_entries += max(0, last - expected)
                 expected = max(expected, last + 1)
             self._segments.append(_Segment(path, first, last, path.stat().st_size))
-        self.newest = max(newest, self._told(0), *(segment.last for segment in self._segments), 0)
-        self.passed_on = self._told(_NEWEST.size)
+        self.newest = max(newest, told, *(segment.last for segment in self._segments), 0)
         self.lost_entries += max(0, self.newest + 1 - expected)
 
-    def _found(self) -> Iterator[tuple[Path, int, int]]:
-        """The segments that are there, the first number of each, and from which on it has no entry."""
-        paths = sorted(path for path in self._directory.iterdir() if is_segment(path))
-        firsts = [int(path.name.rpartition(".")[2], 16) for path in paths]
-        return zip(paths, firsts, [*firsts[1:], NUMBER_MAX], strict=False)
+    def _read_head(self) -> tuple[int, int]:
+        told = os.pread(self._head_descriptor, _TOLD.size, 0)
+        if len(told) == _TOLD.size:
+            newest, passed_on, checksum = _TOLD.unpack(told)
+            if checksum == zlib.crc32(told[:-4]):
+                return newest, passed_on
+        return 0, 0
 
-    def _told(self, at: int) -> int:
-        told = os.pread(self._head_descriptor, _NEWEST.size, at)
-        if len(told) == _NEWEST.size:
-            number, checksum = _NEWEST.unpack(told)
-            if checksum == zlib.crc32(told[:8]):
-                return int(number)
-        return 0
-
-    def _tell(self, at: int, number: int) -> None:
-        told = struct.pack("<Q", number)
+    def _write_head(self) -> None:
+        numbers = struct.pack("<QQ", self.newest, self.passed_on)
         with contextlib.suppress(OSError):  # a loss at the end would be told too small, an entry be passed on twice
-            os.pwrite(self._head_descriptor, told + struct.pack("<I", zlib.crc32(told)), at)
+            os.pwrite(self._head_descriptor, numbers + struct.pack("<I", zlib.crc32(numbers)), 0)
 
     def close(self) -> None:
         """Give the files back."""
@@ -158,28 +151,27 @@ class Log:
         """
         with self._lock:
             number = self.newest + 1
-            parts = _entry_parts(export, number)
-            size_bytes = len(parts[0]) + len(parts[1])
-            if self.size_bytes and self.size_bytes + size_bytes > self.capacity_bytes:
+            entry = _entry_of(export, number)
+            if self.size_bytes and self.size_bytes + len(entry) > self.capacity_bytes:
                 raise LogFull(0, "the log is full")
-            self._write(parts, size_bytes, number)
+            self._write(entry, number)
             self.newest = number
-            self._tell(0, number)
+            self._write_head()
         return export._replace(seq=number)
 
-    def _write(self, parts: list[bytes], size_bytes: int, number: int) -> None:
+    def _write(self, entry: bytes, number: int) -> None:
         most_bytes = min(self.capacity_bytes // _SEGMENTS, _SEGMENT_BYTES_MAX)
-        if self._descriptor >= 0 and self._segments[-1].size_bytes + size_bytes > most_bytes:
+        if self._descriptor >= 0 and self._segments[-1].size_bytes + len(entry) > most_bytes:
             self._end_segment()
         if self._descriptor < 0:
             self._begin_segment(number)
         segment = self._segments[-1]
         try:
-            self._files.write_all(self._descriptor, parts)
+            self._files.write_all(self._descriptor, [entry])
         except BaseException:
             self._take_back(segment)
             raise
-        self._segments[-1] = segment._replace(last=number, size_bytes=segment.size_bytes + size_bytes)
+        self._segments[-1] = segment._replace(last=number, size_bytes=segment.size_bytes + len(entry))
 
     def _begin_segment(self, number: int) -> None:
         path = self._directory / f"log.{number:016x}"
@@ -207,9 +199,8 @@ class Log:
         """The whole entries from one number to another, in order; read one by one."""
         with self._lock:
             segments = [*self._segments]
-        stops = [*(segment.first for segment in segments[1:]), NUMBER_MAX]
-        for segment, stop in zip(segments, stops, strict=False):
-            for one in _entries_of(segment.path, segment.first, stop) if segment.last >= first else ():
+        for segment in segments:
+            for one in _entries_of(segment.path, segment.first) if segment.last >= first else ():
                 if first <= one.seq <= last:
                     yield one
                 if one.seq >= last:
@@ -218,7 +209,7 @@ class Log:
     def note_passed_on(self, number: int) -> None:
         """Keep how far a backend has been sent what is here."""
         self.passed_on = number
-        self._tell(_NEWEST.size, number)
+        self._write_head()
 
     def free(self, read_from: int) -> None:
         """A checkpoint has learned all entries with smaller numbers: segments with nothing else go."""
@@ -238,30 +229,30 @@ class Log:
 # --- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def _entry_parts(export: Export, number: int) -> list[bytes]:
-    """An entry in two buffers, so that the payload is not copied."""
-    meta = msgspec.msgpack.encode((export.peer, export.transport, export.spans, export.arrived_unix_ns))
-    checked = struct.pack("<QH", number, len(meta)) + meta
-    checksum = zlib.crc32(export.payload, zlib.crc32(checked))
-    return [_MARK + struct.pack("<II", len(checked) + len(export.payload), checksum) + checked, export.payload]
+def _entry_of(export: Export, number: int) -> bytes:
+    body = msgspec.msgpack.encode(
+        (number, export.peer, export.transport, export.spans, export.arrived_unix_ns, export.payload)
+    )
+    return _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
 
 
-def _entries_of(path: Path, first: int, stop: int) -> Iterator[Export]:
-    """The whole entries of a segment in order; numbers are ``first`` and larger, below ``stop``."""
+def _entries_of(path: Path, first: int) -> Iterator[Export]:
+    """The whole entries of a segment in order; numbers are ``first`` and larger."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:  # freed meanwhile: a checkpoint has learned it
         return
     at, expected, misses = data.find(_MARK), first, 0
     while at >= 0 and at + _HEAD.size <= len(data) and misses < _MISSES_MAX:
-        _, length, checksum, number, meta_bytes = _HEAD.unpack_from(data, at)
-        payload, end = at + _HEAD.size + meta_bytes, at + _CHECKED + length
-        if expected <= number < min(stop, expected + _AHEAD_MAX) and payload <= end <= len(data):
-            if zlib.crc32(memoryview(data)[at + _CHECKED : end]) == checksum:
-                with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # a sender's bytes, behind damage
-                    peer, transport, spans, arrived_unix_ns = _meta_decoder.decode(data[at + _HEAD.size : payload])
-                    yield Export(data[payload:end], peer, transport, spans, "", number, arrived_unix_ns)
-                    expected, at = number + 1, data.find(_MARK, end)
+        _, length, checksum = _HEAD.unpack_from(data, at)
+        begin = at + _HEAD.size
+        body = data[begin : begin + length]
+        if len(body) == length and zlib.crc32(body) == checksum:
+            with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # a sender's bytes, behind damage
+                number, peer, transport, spans, arrived_unix_ns, payload = _decoder.decode(body)
+                if expected <= number < expected + _AHEAD_MAX:
+                    yield Export(payload, peer, transport, spans, "", number, arrived_unix_ns)
+                    expected, at = number + 1, data.find(_MARK, begin + length)
                     continue
-            misses += 1
+        misses += 1
         at = data.find(_MARK, at + 1)

@@ -66,37 +66,11 @@ JOIN = "join"
 TAKE_BYTES = 2 << 20
 """Most bytes of exports that are processed at once: more is hardly cheaper and delays what is published."""
 SKEWED_MAX = 64
-"""Senders with a wrong clock that are warned of within ``SKEW_AGAIN_NS``."""
-SKEW_AGAIN_NS = 3_600 * 10**9
+"""Senders with a wrong clock that are warned of."""
 _OF_REQUESTS = {Target.API_QUEUEING.value, Target.QUEUE_WAIT.value}
 """What request spans teach beside engines that send their steps."""
 
 _log = logging.getLogger(__name__)
-
-
-class SenderReports:
-    """Whose clock is ahead of ours."""
-
-    def __init__(self) -> None:
-        self._skewed: dict[str, int] = {}
-
-    def record(self, telemetry: Telemetry) -> None:
-        """Look at what one resource of an export said."""
-        if telemetry.too_new_unix_ns and telemetry.arrived_unix_ns:
-            self._warn_of_skew(telemetry)
-
-    def _warn_of_skew(self, telemetry: Telemetry) -> None:
-        now_unix_ns = telemetry.arrived_unix_ns
-        self._skewed = {name: at for name, at in self._skewed.items() if at > now_unix_ns - SKEW_AGAIN_NS}
-        if telemetry.instance in self._skewed or len(self._skewed) >= SKEWED_MAX:
-            return
-        self._skewed[telemetry.instance] = now_unix_ns
-        _log.warning(
-            "%r tells of times that lie %.0f s ahead of the clock here; such spans are left out (out_of_range). "
-            "Set its clock, or ours",
-            telemetry.instance,
-            (telemetry.too_new_unix_ns - now_unix_ns) / 1e9,
-        )
 
 
 class Pipeline:
@@ -116,7 +90,7 @@ class Pipeline:
         """By configuration, why."""
         self._version = version
         self._counts = Counts()
-        self._senders = SenderReports()
+        self._skewed: set[str] = set()
         self._load = RecentLoad()
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
@@ -180,12 +154,24 @@ class Pipeline:
             joiner.add_page(page)
         joiner.add_passes(passes)
         for telemetry in decode_exports(exports, self._spans.admit, self._counts):
-            self._senders.record(telemetry)
+            self._warn_of_skew(telemetry)
             self._load.record(telemetry)
             if is_logged:
                 self._unlearned.record(telemetry)
             joiner.add(telemetry)
         self._learn(joiner.drain())
+
+    def _warn_of_skew(self, telemetry: Telemetry) -> None:
+        """Say once whose clock is ahead of ours."""
+        ahead_ns = telemetry.too_new_unix_ns - telemetry.arrived_unix_ns
+        if telemetry.too_new_unix_ns and telemetry.instance not in self._skewed and len(self._skewed) < SKEWED_MAX:
+            self._skewed.add(telemetry.instance)
+            _log.warning(
+                "%r tells of times that lie %.0f s ahead of the clock here; such spans are left out (out_of_range). "
+                "Set its clock, or ours",
+                telemetry.instance,
+                ahead_ns / 1e9,
+            )
 
     def flush(self) -> None:
         """End of a replay: everything held becomes rows, or is dropped for a reason."""
@@ -225,11 +211,9 @@ class Pipeline:
         """What new configurations may start from, out of a state file; StateError if it is none."""
         return self._bank.add_donors(data)
 
-    def to_checkpoint(self, *, has_log: bool = True) -> tuple[Tree, Position]:
+    def to_checkpoint(self) -> tuple[Tree, Position]:
         """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""
-        read_from = self.applied_seq + 1
-        if has_log:  # else there is nothing that a start could read again
-            read_from = self._unlearned.first_needed(self.joiner, read_from)
+        read_from = self._unlearned.first_needed(self.joiner, self.applied_seq + 1)
         position = Position(self.applied_seq, read_from)
         return {
             LEARNERS: self._bank.to_state(),
@@ -246,8 +230,6 @@ class Pipeline:
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
         """
-        if tree.keys() == {LEARNERS}:
-            raise StateError("has learners alone, and does not say where they stand in a log: name it under donors")
         progress = part_of_tree(tree, PROGRESS)
         try:
             position = msgspec.convert([progress.get(name) for name in Position._fields], Position)

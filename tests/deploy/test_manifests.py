@@ -14,7 +14,6 @@ from collector.app import GRACE_S
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
 from collector.ingest.forward import FLUSH_S
-from collector.service.durability import CONFIG_STATE_BYTES
 from collector.service.worker import LAST_BATCH_S
 from exporters.pages import make_routes
 from tests.conftest import find_tool
@@ -200,9 +199,9 @@ def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_t
 
 
 def written_mib(configurations):
-    """A whole log and two checkpoints of so many configurations."""
+    """A whole log and two checkpoints of so many configurations, of 1 MiB at most for each (docs/reliability.md)."""
     config = Config()
-    return config.log_capacity_mib * 33 // 32 + 2 * configurations * (CONFIG_STATE_BYTES >> 20)
+    return config.log_capacity_mib * 33 // 32 + 2 * configurations
 
 
 def test_no_volume_is_outgrown_by_a_whole_log_and_two_checkpoints_of_all_configurations(renderings, pods):

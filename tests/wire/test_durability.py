@@ -102,7 +102,7 @@ def test_a_stop_and_a_start_go_on_where_they_were(tmp_path, durability):
 
 @pytest.mark.parametrize(
     ("unusable", "problem"),
-    [(b"no state", "does not begin with"), (encode({LEARNERS: {}}), "has learners alone")],
+    [(b"no state", "does not begin with"), (encode({LEARNERS: {}}), "no progress in this state file")],
 )
 def test_a_start_from_nothing_usable_is_cold_and_loud(tmp_path, caplog, unusable, problem):
     (tmp_path / STATE).write_bytes(unusable)
@@ -197,7 +197,7 @@ def accepted(sidecar, first_step):
 def test_a_log_leaves_room_for_two_checkpoints_on_a_small_volume_and_says_so_at_the_start(tmp_path, caplog):
     settings = {"CHECKPOINT_INTERVAL_S": "0.1", **SMALL}
     with running_sidecar(tmp_path, SmallVolume(tmp_path, SMALL_BYTES), **settings) as sidecar:
-        assert metric(sidecar.http_port, 'tracefit_capacity_bytes{of="log"}') <= SMALL_BYTES / 3
+        assert metric(sidecar.http_port, 'tracefit_capacity_bytes{of="log"}') <= SMALL_BYTES // 3
         said = "the log has 1.33 MiB instead of 32 (log_capacity_mib)"
         assert ready(sidecar)["log_problem"].startswith(said)
         for number in range(1 + SMALL_BYTES // EXPORT_BYTES):

@@ -12,9 +12,8 @@ from collector.fleet.pull import Puller, PullOptions, pull_once
 from collector.fleet.sources import find_targets
 from online import Bank, Snapshot, merge_states
 from online.state import VERSION
-from tests.support.clocks import FakeClock
 from tests.support.command_lines import spoken
-from tests.support.fleets import CONFIG, FACTS, NOW_NS, state_of, state_server, step_coefficients
+from tests.support.fleets import CONFIG, FACTS, state_of, state_server, step_coefficients
 from tests.support.state_files import file_of
 
 TWO = {**FACTS, "tensor_parallel_size": 2}
@@ -42,7 +41,7 @@ def directory(states, tmp_path_factory):
 def pulled(sources, out, **options):
     """Exit code, what was said, what was noted."""
     options = PullOptions(tuple(map(str, sources)), out, **options)
-    return spoken(pull_once, options, CONFIG, FakeClock(unix_nano=NOW_NS))
+    return spoken(pull_once, options, CONFIG)
 
 
 def test_a_directory_of_states_becomes_one_file_per_configuration(directory, states, tmp_path):
@@ -126,7 +125,7 @@ def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(
     with state_server(served) as server:
         source, token = f"http://127.0.0.1:{server.port}", partial(read_token, tmp_path / "token")
         options = PullOptions((source,), tmp_path / "fleet", token=token)
-        puller = Puller(options, CONFIG, FakeClock(unix_nano=NOW_NS))
+        puller = Puller(options, CONFIG)
         puller.start()
         first = puller.pull()
         second = puller.pull()

@@ -123,10 +123,10 @@ def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
         again.close()
 
 
-@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x94\xa1\xff\xa1b\x01\x01"])
+@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x96\x02\xa1\xff\xa1b\x01\x01\xc4\x00"])
 def test_an_entry_that_a_sender_made_up_inside_of_its_own_ends_no_start(tmp_path, meta):
-    log, checked = opened(tmp_path), struct.pack("<QH", 2, len(meta)) + meta
-    forged = b"\xf1tf\x01" + struct.pack("<II", len(checked), zlib.crc32(checked)) + checked
+    log = opened(tmp_path)
+    forged = b"\xf1tf\x02" + struct.pack("<II", len(meta), zlib.crc32(meta)) + meta
     first, _, third = [log.append(export(n)._replace(payload=b"x" + forged)) for n in (1, 2, 3)]
     log.close()
     (path,) = segments(tmp_path)

@@ -198,13 +198,12 @@ class Bank:
         if donor.learned and donor_id != config_id:
             self._known.setdefault(config_id, Configuration()).start_from(priors_of(self.statistics(donor_id)))
 
-    def add_donors(self, data: bytes) -> int:
-        """Learn what other configurations may start from out of a state file; how many donors it held."""
+    def add_donors(self, data: bytes) -> None:
+        """Learn what other configurations may start from out of a state file."""
         donors = Bank(self.settings)
         donors.restore(data)
         for config_id in donors.configs():
             self.pool.add(donors.statistics(config_id))
-        return len(donors.configs())
 
     def statistics(self, config_id: str) -> list[Donor]:
         """What one configuration knows, per target and feature set, to be pooled with others."""

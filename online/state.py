@@ -28,7 +28,6 @@ associative.
 from __future__ import annotations
 
 import contextlib
-import enum
 import hashlib
 import itertools
 import math
@@ -57,22 +56,15 @@ _HEAD_BYTES = len(MAGIC) + hashlib.blake2b().digest_size
 Tree = dict[str, Any]
 
 
-class Refusal(enum.StrEnum):
-    """Why a state is refused."""
-
-    NOT_A_STATE = "not_a_state"
-    CORRUPT = "corrupt"
-    VERSION = "version"
-    DOES_NOT_FIT = "does_not_fit"
-    SHARED_ROWS = "shared_rows"
-
-
 class StateError(ValueError):
-    """A state that this version cannot use. The message is a sentence; ``reason`` is for counting."""
+    """A state that this version cannot use; the message is a sentence."""
 
-    def __init__(self, message: str, reason: Refusal = Refusal.DOES_NOT_FIT) -> None:
-        super().__init__(message)
-        self.reason = reason
+
+class _File(msgspec.Struct):
+    """What is compressed."""
+
+    version: int
+    parts: Tree
 
 
 # ------------------------------------------------------------------- the file
@@ -80,34 +72,26 @@ class StateError(ValueError):
 
 def encode(tree: Tree) -> bytes:
     """The file of this tree; nobody may change its arrays meanwhile."""
-    body = zlib.compress(_ENCODER.encode({"version": VERSION, "parts": tree}), zlib.Z_BEST_SPEED)
+    body = zlib.compress(_ENCODER.encode(_File(VERSION, tree)), zlib.Z_BEST_SPEED)
     return MAGIC + _digest(body) + body
 
 
 def decode(data: bytes) -> Tree:
     """The tree in a file; StateError if it is truncated, corrupt, no state file, or of a version that is not read."""
     if not data.startswith(MAGIC):
-        raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}", Refusal.NOT_A_STATE)
+        raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}")
     body = memoryview(data)[_HEAD_BYTES:]
     if _digest(body) != data[len(MAGIC) : _HEAD_BYTES]:
-        raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match", Refusal.CORRUPT)
+        raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
     try:
-        packer = zlib.decompressobj()
-        content = packer.decompress(body, STATE_BYTES_MAX)
-        if not packer.eof:
-            raise StateError("corrupt state file: it is larger than it may be, or its end is missing", Refusal.CORRUPT)
-        content = msgspec.msgpack.decode(content, ext_hook=_array_of)
-        version, tree = content["version"], content["parts"]
+        content = zlib.decompressobj().decompress(body, STATE_BYTES_MAX)
+        file = msgspec.msgpack.decode(content, type=_File, ext_hook=_array_of)
     except (zlib.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StateError(f"corrupt state file: {error}", Refusal.CORRUPT) from error
-    if version != VERSION:
+        raise StateError(f"corrupt state file: {error}") from error
+    if file.version != VERSION:
         theirs = "another version of tracefit made it, and only that one can read it"
-        raise StateError(f"state version {version} is not {VERSION}: {theirs}", Refusal.VERSION)
-    if not isinstance(tree, dict):
-        raise StateError("corrupt state file: its parts have no names", Refusal.CORRUPT)
-    return tree
+        raise StateError(f"state version {file.version} is not {VERSION}: {theirs}")
+    return file.parts
 
 
 def part_of_tree(tree: Tree, name: str) -> Tree:
@@ -138,11 +122,11 @@ _ENCODER = msgspec.msgpack.Encoder(enc_hook=_packed)
 def _array_of(code: int, data: memoryview) -> NDArray[Any]:
     """The array of an extension, writable."""
     if code != _ARRAY:
-        raise StateError(f"corrupt state file: extension {code}", Refusal.CORRUPT)
+        raise ValueError(f"extension {code}")
     dtype, shape, raw = msgspec.msgpack.decode(data)
     kind = np.dtype(dtype if isinstance(dtype, str) else [tuple(field) for field in dtype])
     if kind.hasobject or min(shape, default=0) < 0:
-        raise StateError(f"corrupt state file: an array of {dtype} and {shape}", Refusal.CORRUPT)
+        raise ValueError(f"an array of {dtype} and {shape}")
     return np.frombuffer(bytearray(raw), kind).reshape(shape)
 
 
@@ -333,8 +317,7 @@ class LineageLedger:
                 if span is not None:
                     raise StateError(
                         f"{state}: engine {engine!r} of configuration {config_id} is in {holder} too, both with"
-                        f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice",
-                        Refusal.SHARED_ROWS,
+                        f" its rows of {_text(span[0])} to {_text(span[1])}, which would count twice"
                     )
         for key in every:
             self._holders.setdefault(key, []).append((state, lineages[key[0]]))

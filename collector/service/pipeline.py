@@ -207,9 +207,9 @@ class Pipeline:
         """What was learned, for a state file."""
         return self._bank.state()
 
-    def add_donors(self, data: bytes) -> int:
+    def add_donors(self, data: bytes) -> None:
         """What new configurations may start from, out of a state file; StateError if it is none."""
-        return self._bank.add_donors(data)
+        self._bank.add_donors(data)
 
     def to_checkpoint(self) -> tuple[Tree, Position]:
         """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""

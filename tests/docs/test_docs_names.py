@@ -22,7 +22,7 @@ from online.river import ROWS_PER_S
 from online.rls import IDENTIFIED_ERROR, VIF_MAX
 from online.rows import RowOutcome
 from online.snapshot import Reason
-from online.target import RESIDUAL
+from online.target.settings import RESIDUAL
 from online.target.target_state import WARM_UP_ROWS
 from tests.support.command_lines import every_command, options_of
 from tests.support.docs_tables import assert_table, make_table

@@ -12,7 +12,7 @@ from collector.config import Config
 from online import Bank, Quality, merge_states
 from online import state as codec
 from online.features import portable
-from online.state import MAGIC, VERSION, Refusal, StateError, decode
+from online.state import MAGIC, VERSION, StateError, decode
 from tests.support.banks import RLS, STEP, features_of, learned, restarted, told
 from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import repeated, steps
@@ -67,9 +67,8 @@ def test_a_state_that_is_cut_or_has_one_bit_flipped_is_refused_and_the_old_one_k
 
 @pytest.mark.parametrize("version", [0, VERSION - 1, VERSION + 1])
 def test_a_state_of_another_version_is_refused_by_number(version):
-    with pytest.raises(StateError, match=f"state version {version} is not {VERSION}") as refused:
+    with pytest.raises(StateError, match=f"state version {version} is not {VERSION}"):
         Bank(RLS).restore(file_of({"version": version, "parts": {"learners": {}}}))
-    assert refused.value.reason is Refusal.VERSION
 
 
 @pytest.mark.parametrize(
@@ -98,9 +97,8 @@ def test_a_state_of_another_version_is_refused_by_number(version):
 )
 def test_a_state_whose_values_do_not_fit_is_refused_by_name(saved, part, name, value, says):
     damaged = with_value(saved, part, name, value)
-    with pytest.raises(StateError, match=says) as refused:
+    with pytest.raises(StateError, match=says):
         Bank(RLS).restore(damaged)
-    assert refused.value.reason is Refusal.DOES_NOT_FIT
 
 
 def array(dtype, length, data):
@@ -120,12 +118,10 @@ def array(dtype, length, data):
     ],
 )
 def test_what_is_no_tree_is_refused_as_corrupt(body):
-    with pytest.raises(StateError) as refused:
+    with pytest.raises(StateError, match="corrupt state file"):
         decode(file_of(body))
-    assert refused.value.reason is Refusal.CORRUPT
-    with pytest.raises(StateError) as refused:
+    with pytest.raises(StateError, match="not a state file"):
         decode(b"something else")
-    assert refused.value.reason is Refusal.NOT_A_STATE
 
 
 def test_a_state_with_another_checksum_is_refused(saved):
@@ -135,7 +131,7 @@ def test_a_state_with_another_checksum_is_refused(saved):
 
 def test_a_file_that_expands_beyond_its_bound_is_refused(saved, monkeypatch):
     monkeypatch.setattr(codec, "STATE_BYTES_MAX", 1000)
-    with pytest.raises(StateError, match="larger than it may be"):
+    with pytest.raises(StateError, match="corrupt state file"):
         decode(saved)
 
 

@@ -87,7 +87,7 @@ def test_a_donor_lends_only_to_a_configuration_of_its_model_and_gpu(facts, lent)
     donor, bank = Bank(PORTABLE), Bank(PORTABLE)
     donor.describe("old", {"model": "m", "gpu": "H100", "tensor_parallel_size": 1})
     donor.learn("old", STEP, steps(2000, 1).rows)
-    assert bank.add_donors(donor.state()) == 1
+    bank.add_donors(donor.state())
     bank.describe("new", facts)
     bank.learn("new", STEP, steps(64, 2, prefill_share=0.0).rows)
     status = {name: feature.status for name, feature in _new_of(bank).items()}

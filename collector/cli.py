@@ -404,9 +404,7 @@ def lab_evaluate(
 
     names = tuple(name.strip() for name in systems.split(",") if name.strip())
     with _aside(in_json=in_json):
-        code, document = evaluate_recordings(
-            files, config, SystemClock(), systems=names, leave_out=leave_out or "", **options
-        )
+        code, document = evaluate_recordings(files, config, systems=names, leave_out=leave_out or "", **options)
     if in_json:
         say(document.decode())
     return code

@@ -81,7 +81,7 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     drops = pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = [
         Capture(
-            name=_name_of(path),
+            name=str(path),
             config_id=known.config_id,
             facts=known.config,
             telemetry=known.telemetry,
@@ -113,11 +113,6 @@ class _RowsKept:
                     self.of.setdefault(new, {}).setdefault(target, [])[:0] = blocks
             case Rows(config_id, target, rows):
                 self.of.setdefault(config_id, {}).setdefault(target, []).append(rows)
-
-
-def _name_of(path: Path) -> str:
-    """What a recording is called: its folder, where its file has the name of any."""
-    return path.parent.name if path.name.startswith(("otlp.", "pages.")) else path.name.split(".")[0]
 
 
 def _requests(said: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:

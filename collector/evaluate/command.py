@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -12,7 +11,7 @@ import msgspec
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.recordings import Timed, by_source, check_targets, merged, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, PrintLine, note, progress, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
 from exporters.snapshot_file import write_atomically
 from online.features import registered
 
@@ -112,7 +111,6 @@ def _cell(name: str, value: float | str | None) -> str:
 def evaluate_recordings(
     paths: Sequence[Path],
     config: Config,
-    clock: Clock,
     *,
     out: Path | None = None,
     learn_until: float = 0.6,
@@ -122,7 +120,7 @@ def evaluate_recordings(
 ) -> tuple[int, bytes]:
     """Evaluate all systems on the recordings, each of which is a source of its own, or one of a rotation.
 
-    The keywords are the options of ``tracefit lab evaluate``; ``clock`` is for the progress only.
+    The keywords are the options of ``tracefit lab evaluate``.
 
     Returns:
         Exit code, failed if no recording had anything to score; and every number as JSON.
@@ -132,23 +130,15 @@ def evaluate_recordings(
     for system in systems:
         if plain_name(system) not in registered():
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
-    started_ns, whole = clock.monotonic_ns(), protocol == "predict-then-learn"
+    whole = protocol == "predict-then-learn"
+    captures = [*_captures(paths, config, 1.0 if whole else learn_until)]
     report: Report | OnlineReport
-    with progress("evaluated", 0, "parts") as bar:
-
-        def tell(what: str) -> None:
-            bar.set_postfix_str(what, refresh=False)
-            bar.update()
-
-        captures, sources = _read(paths, config, 1.0 if whole else learn_until, tell)
-        if whole:
-            report = predict_then_learn(captures, tell)
-            text, scored = online_lines(report), bool(report.cases)
-        else:
-            report = evaluate(captures, systems, tell, learn_until, leave_out)
-            text, scored = lines(report), any(capture.scores for capture in report.captures)
-    elapsed_s = (clock.monotonic_ns() - started_ns) / 1e9
-    note(f"evaluated {sources} {'source' if sources == 1 else 'sources'} in {elapsed_s:.1f} s")
+    if whole:
+        report = predict_then_learn(captures)
+        text, scored = online_lines(report), bool(report.cases)
+    else:
+        report = evaluate(captures, systems, learn_until, leave_out)
+        text, scored = lines(report), any(capture.scores for capture in report.captures)
     for line in text:
         say(line)
     data = msgspec.json.encode(report)
@@ -160,22 +150,8 @@ def evaluate_recordings(
     return EXIT_OK if scored else EXIT_FAILED, data
 
 
-def _read(paths: Sequence[Path], config: Config, learn_until: float, tell: PrintLine) -> tuple[list[Capture], int]:
-    """What the recordings hold, with names that differ, and of how many sources they are."""
-    captures, names = list[Capture](), Counter[str]()
-    sources = list(_sources(paths))
-    for path, said in sources:
-        tell(f"reading {path}")
-        captures += load(path, list(said), config, learn_until)
-    for capture in captures:
-        names[capture.name] += 1
-        if names[capture.name] > 1:
-            capture.name = f"{capture.name}#{names[capture.name]}"
-    return captures, len(sources)
-
-
-def _sources(paths: Sequence[Path]) -> Iterator[tuple[Path, Iterator[Timed]]]:
-    """First file and entries of each source of telemetry, and after them the KV events of its folder."""
+def _captures(paths: Sequence[Path], config: Config, learn_until: float) -> Iterator[Capture]:
+    """The configurations in the recordings; KV events are of the servers whose telemetry is in the same folder."""
     telemetry, kv = list[tuple[Path, Iterator[Timed]]](), dict[Path, list[Timed]]()
     for recordings in by_source(open_recordings(paths, note)):
         path, timed = recordings[0].path, merged(recordings)
@@ -184,7 +160,5 @@ def _sources(paths: Sequence[Path]) -> Iterator[tuple[Path, Iterator[Timed]]]:
             kv.setdefault(path.parent, []).extend([*first, *timed])
         else:
             telemetry.append((path, chain(first, timed)))
-    for folder in sorted(kv.keys() - {path.parent for path, _ in telemetry}):
-        note(f"{folder}: KV events without telemetry in the same folder are left out")
     for path, said in telemetry:
-        yield path, chain(said, kv.get(path.parent, ()))
+        yield from load(path, [*said, *kv.get(path.parent, ())], config, learn_until)

@@ -22,7 +22,6 @@ import numpy as np
 from collector import __version__
 from collector.config import Config
 from collector.identity import Fact
-from collector.runtime import PrintLine
 from online import Floats, Level, RowBlock, Target
 from online.features import portable
 from online.target import TargetState
@@ -53,7 +52,7 @@ class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
     micro: list[Score]
 
 
-def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineReport:
+def predict_then_learn(captures: Sequence[Capture]) -> OnlineReport:
     """Run the protocol; deterministic. Configurations without rows of one step are not there."""
     cases: list[OnlineCase] = []
     errors: dict[str, list[Floats]] = {}
@@ -62,7 +61,6 @@ def predict_then_learn(captures: Sequence[Capture], tell: PrintLine) -> OnlineRe
             rows = _single_steps(capture, target)
             if not len(rows):
                 continue
-            tell(f"{capture.name}: {target.value}")
             found = _predictions(rows, target, capture.facts)
             scores = []
             for name, predicted_us in found.items():

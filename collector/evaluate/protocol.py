@@ -26,7 +26,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector import __version__
-from collector.runtime import PrintLine
 from online import REQUEST_FEATURES, Floats, Mask, Quality, RowBlock, Target
 from online.features import PORTABLE
 
@@ -152,7 +151,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def evaluate(
     captures: Sequence[Capture],
     systems: Sequence[str],
-    tell: PrintLine,
     learn_until: float = 0.6,
     left_out: str = "",
 ) -> Report:
@@ -167,13 +165,13 @@ def evaluate(
         schema="tracefit.evaluation/1",
         tracefit_version=__version__,
         learn_until=learn_until,
-        captures=[_report(capture, systems, tell) for capture in captures],
+        captures=[_report(capture, systems) for capture in captures],
         left_out=left_out,
-        transfers=leave_one_out(captures, left_out, plain, tell) if len(captures) > 1 else {},
+        transfers=leave_one_out(captures, left_out, plain) if len(captures) > 1 else {},
     )
 
 
-def _report(capture: Capture, systems: Sequence[str], tell: PrintLine) -> CaptureReport:
+def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
     facts, learned, rows = capture.facts, capture.learned(STEP), capture.all_rows(STEP)
     scored, interval_rows = _single_steps(capture.scored(STEP))
     late = (capture.requests["finished_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
@@ -191,7 +189,6 @@ def _report(capture: Capture, systems: Sequence[str], tell: PrintLine) -> Captur
 
     scores: list[Score] = []
     for system in systems if len(scored) else ():
-        tell(f"{capture.name}: {system}")
         if (made := fit(system, STEP, facts, learned)) is not None:
             found = scored_by(made)
             found["queue_wait_error"] = _alpha_error(system, Target.QUEUE_WAIT, capture)

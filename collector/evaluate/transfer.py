@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from collector.identity import Fact
-from collector.runtime import PrintLine
 from collector.service import hides_hits
 from online import Floats, Quality, RowBlock, Target
 from online.features import PORTABLE, SYSTEMS, FeatureSet, build
@@ -49,16 +48,13 @@ def group(capture: Capture, key: str) -> str:
     return str(sorted(known.items())) if known else capture.name
 
 
-def leave_one_out(
-    captures: Sequence[Capture], key: str, systems: Iterable[str], tell: PrintLine
-) -> dict[str, list[Transfer]]:
+def leave_one_out(captures: Sequence[Capture], key: str, systems: Iterable[str]) -> dict[str, list[Transfer]]:
     """By left-out capture; captures without step rows, or without any donor, are not there."""
     usable = [capture for capture in captures if capture.learned(STEP)]
     out: dict[str, list[Transfer]] = {}
     for system in systems:
         donors = {capture.name: _donor(system, capture) for capture in usable}
         for capture in usable:
-            tell(f"{capture.name} without itself: {system}")
             apart = (other for other in usable if group(other, key) != group(capture, key))
             others = [donor for other in apart if (donor := donors[other.name]) is not None]
             features = build(system, STEP, capture.facts)

@@ -52,7 +52,7 @@ def capture_of(name, n=600, seed=0):
 @pytest.fixture(scope="module")
 def report():
     captures = [capture_of("7b"), capture_of("mixtral", seed=2)]
-    return evaluate(captures, ("portable", "physics", "blackbox"), str, left_out="model")
+    return evaluate(captures, ("portable", "physics", "blackbox"), left_out="model")
 
 
 def test_the_system_that_is_the_truth_wins(report):
@@ -87,6 +87,6 @@ def test_a_residual_tree_learns_what_no_line_through_the_columns_follows():
 def test_a_capture_without_steps_is_reported_and_not_scored():
     capture = capture_of("7b")
     capture.rows, capture.requests = {}, requests_of()
-    found = evaluate([capture], ("portable",), str)
+    found = evaluate([capture], ("portable",))
     assert found.captures[0].scores == []
     assert "nothing to score" in "\n".join(lines(found))

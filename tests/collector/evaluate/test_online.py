@@ -24,7 +24,7 @@ def _capture(name, elapsed_us):
 def test_each_recording_counts_once_in_macro_and_each_step_in_micro():
     truth = 1100.0 + 100.0 * (np.arange(1000) % 5)
     jump = truth[:500] * np.repeat([1.0, 2.0], [400, 100])
-    report = predict_then_learn([_capture("calm", truth), _capture("jumps", jump)], str)
+    report = predict_then_learn([_capture("calm", truth), _capture("jumps", jump)])
     calm, jumps, macro, micro = (
         next(score for score in scores if score["model"] == TRACEFIT)
         for scores in (*(case.scores for case in report.cases), report.macro, report.micro)

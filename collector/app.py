@@ -30,10 +30,10 @@ from collector.identity.discovery import Discovery, ScrapedServers
 from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
+    Forwarder,
     Intake,
     TokenFile,
     check_forward,
-    make_forwarder,
     read_credentials,
 )
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
@@ -118,7 +118,9 @@ class Sidecar:
             health=health,
         )
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
-        self._forward = make_forwarder(config, clock, metrics, self._io, self._keeper.log, health)
+        self._forward = (
+            Forwarder(config, clock, metrics, self._io, self._keeper.log, health) if config.forward else None
+        )
         self.queue = AdmissionQueue(
             clock,
             capacity_bytes=config.queue_bytes,
@@ -356,7 +358,8 @@ def check_config(config: Config, clock: Clock) -> None:
     make_pipeline(config)
     read_credentials(config, clock)
     check_zmq(config)
-    check_forward(config)
+    if config.forward:
+        check_forward(config)
     Scraper(config, clock, IoLoop())  # reads token and certificates; asks nobody before its start
     if config.pages_token_file:
         TokenFile(config.pages_token_file, "pages_token_file", clock)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from .access import TokenFile, read_credentials
-from .forward import check_forward, make_forwarder
+from .forward import Forwarder, check_forward
 from .intake import Intake
 from .queue import BATCH_S, AdmissionQueue, QueueBatch
 
 __all__ = [
     "BATCH_S",
     "AdmissionQueue",
+    "Forwarder",
     "Intake",
     "QueueBatch",
     "TokenFile",
     "check_forward",
-    "make_forwarder",
     "read_credentials",
 ]

@@ -19,9 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
-import re
 import socket
 import ssl
 from collections import deque
@@ -31,7 +29,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-import aiohttp
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -43,7 +40,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from collector.config import Config, ConfigError, parse_endpoint
 from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
-from collector.runtime.http import OneLookup
+from collector.runtime.http import open_session
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .status import TRAILER_STATUS_DETAILS
@@ -84,8 +81,6 @@ _RETRIED: Final = {
     _CODE.DATA_LOSS,
 }
 _RETRIED_HTTP: Final = {429, 502, 503, 504}
-_HEADER: Final = re.compile(r"(?P<name>[A-Za-z0-9_.-]+)\s*:\s*(?P<value>[\x20-\x7e]*)")
-"""What both gRPC and HTTP take as a header."""
 _ANY: Final = {"0.0.0.0", "::"}  # noqa: S104 -- compared, not bound
 _LOCAL: Final = "127.0.0.1"
 
@@ -133,6 +128,8 @@ class ExportLog(Protocol):
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
+    ConfigError as of :func:`check_forward`.
+
     Args:
         config: where to, and how.
         clock: for the age of what waits.
@@ -151,13 +148,13 @@ class Forwarder:
         log: ExportLog,
         health: Health | None = None,
     ) -> None:
+        check_forward(config)
         self._config = config
         self._clock = clock
         self._metrics = metrics
         self._io = io
         self._log = log
         self._logged: Iterator[Export] = iter(())
-        self._next_logged: Export | None = None
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
@@ -195,11 +192,8 @@ class Forwarder:
         lost = [waiting for waiting in self._queue if not waiting.seq]
         for waiting in lost:
             self._count(waiting, ForwardOutcome.DROPPED)
-        kept = len(self._queue) - len(lost)
-        self._queue.clear()
-        self._queued_bytes = 0
-        if lost or kept:
-            _log.warning("not passed on before the end: %d exports are lost, %d are in the log", len(lost), kept)
+        if lost:
+            _log.warning("%d exports are lost: they were not passed on before the end", len(lost))
         return not lost
 
     async def _flush(self) -> None:
@@ -257,15 +251,16 @@ class Forwarder:
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
 
     def _logged_payload(self, seq: int) -> bytes | None:
-        """What the log has under a number; None if that had to make room. Numbers grow from call to call."""
-        while self._next_logged is None or self._next_logged.seq < seq:
-            self._next_logged = next(self._logged, None)
-            if self._next_logged is None:  # it has come since, or it is gone
-                self._logged = self._log.entries(seq, self._log.newest)
-                self._next_logged = next(self._logged, None)
-                break
-        found = self._next_logged
-        return found.payload if found is not None and found.seq == seq else None
+        """What the log has under a number; None if that had to make room.
+
+        Numbers grow from call to call, so it is read on from where it was, and anew where that is too far or too early.
+        """
+        for entries in (self._logged, self._log.entries(seq, self._log.newest)):
+            self._logged = entries
+            found = next((each for each in entries if each.seq >= seq), None)
+            if found is not None and found.seq == seq:
+                return found.payload
+        return None
 
     def _tell(self, failure: _Failure | None) -> None:
         """Say once that the backend does not take telemetry, and once that it does again."""
@@ -304,18 +299,8 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
     return payload if whole else request.SerializeToString()
 
 
-def make_forwarder(
-    config: Config, clock: Clock, metrics: Metrics, io: IoLoop, log: ExportLog, health: Health | None = None
-) -> Forwarder | None:
-    """What passes telemetry on, if the configuration says where to; ConfigError as of :func:`check_forward`."""
-    check_forward(config)
-    return Forwarder(config, clock, metrics, io, log, health) if config.forward else None
-
-
 def check_forward(config: Config) -> None:
     """ConfigError where telemetry would come back to this very process, or the file of headers cannot be used."""
-    if not config.forward:
-        return
     _headers(config)
     host, port = _address(config)
     for listening in filter(None, (config.listen, config.listen_http)):
@@ -327,16 +312,8 @@ def check_forward(config: Config) -> None:
 def _is_reached(host: str, own: str) -> bool:
     """Whether who calls a host, in lower case, reaches an address that is listened to here; names are not looked up."""
     called, own = (_LOCAL if name == "localhost" else name for name in (host, own))
-    if own not in _ANY:
-        return called in {own, *_ANY}
-    if called == socket.gethostname().lower():
-        return True
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in called else socket.AF_INET) as probe:
-            probe.bind((str(ipaddress.ip_address(called)), 0))  # an address of another machine cannot be bound
-    except (OSError, ValueError):
-        return False
-    return True
+    is_here = called.startswith("127.") or called in {"::1", socket.gethostname().lower()}
+    return called in {own, *_ANY} or (own in _ANY and is_here)
 
 
 def _address(config: Config) -> tuple[str, int]:
@@ -355,10 +332,10 @@ def _headers(config: Config) -> dict[str, str]:
         lines = Path(config.forward_headers_file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {error}") from None
-    pairs = [_HEADER.fullmatch(line.strip()) for line in lines if line.strip()]
-    if not all(pairs):
+    pairs = [line.partition(":") for line in lines if line.strip()]
+    if not all(colon for _, colon, _ in pairs):
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: expected lines 'name: value'")
-    return {pair["name"].lower(): pair["value"] for pair in pairs if pair is not None}
+    return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
 class _GrpcBackend:
@@ -414,11 +391,7 @@ class _HttpBackend:
     def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
         self._base = config.forward.rstrip("/")
         tls = ssl.create_default_context(cafile=config.ca_file or None)
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=CALL_S),
-            headers={**headers, "Content-Type": "application/x-protobuf"},
-            connector=aiohttp.TCPConnector(ssl=tls, resolver=OneLookup()),
-        )
+        self._session = open_session(tls, {**headers, "Content-Type": "application/x-protobuf"}, CALL_S)
 
     async def send(self, signal: Signal, payload: bytes) -> _Failure | None:
         async with self._session.post(self._base + PATHS[signal], data=payload, allow_redirects=False) as answer:

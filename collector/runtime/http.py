@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp import web
@@ -290,6 +289,17 @@ class OneLookup(aiohttp.ThreadedResolver):
             return await super().resolve(host, port, family)
 
 
+def open_session(tls: ssl.SSLContext | bool, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
+    """For calls with these headers, each of which may take so long in all; made in the loop."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0, resolver=OneLookup()),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        timeout=aiohttp.ClientTimeout(total=timeout_s),
+        headers=headers,
+    )
+
+
 class HttpClient:
     """GETs over connections that are kept, as many at once as are asked for; used in the loop.
 
@@ -316,10 +326,20 @@ class HttpClient:
         Raises:
             FetchError: anything but an answer of 200.
         """
-        headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
+        headers, name = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {}), None
+        if self._session is None:
+            tls = True if self._tls is None else self._tls
+            self._session = open_session(tls, {"User-Agent": "tracefit", "Accept-Encoding": _PLAIN}, self._timeout_s)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._get(url, bytes_max, address, headers)
+            target = URL(url, encoded=True)
+            if address:
+                headers["Host"] = target.raw_authority
+                name = target.host if target.scheme == "https" else None
+                target = target.with_host(address)
+            async with self._session.get(
+                target, headers=headers, server_hostname=name, allow_redirects=False
+            ) as response:
+                return await _body(response, bytes_max)
         except (TimeoutError, OSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
             raise FetchError("unreachable") from None
         except (aiohttp.ClientError, ValueError):
@@ -329,36 +349,17 @@ class HttpClient:
         """Close the connections."""
         if self._session is not None:
             await self._session.close()
-            self._session = None
 
-    async def _get(self, url: str, bytes_max: int, address: str, headers: dict[str, str]) -> bytes:
-        target, name = URL(url, encoded=True), None
-        if address:
-            headers["Host"] = urlsplit(url).netloc
-            name = target.host if target.scheme == "https" else None
-            target = target.with_host(address)
-        async with self._open().get(target, headers=headers, server_hostname=name, allow_redirects=False) as response:
-            if response.status != HTTPStatus.OK:
-                raise FetchError("unauthenticated" if response.status in _UNAUTHENTICATED else "refused")
-            if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # though nobody asked for it
-                raise FetchError("unexpected")
-            if (response.content_length or 0) > bytes_max:
-                raise FetchError("too_large")
-            try:
-                await response.content.readexactly(bytes_max + 1)
-            except asyncio.IncompleteReadError as whole:
-                return whole.partial
-            raise FetchError("too_large")
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    ssl=True if self._tls is None else self._tls, limit=0, resolver=OneLookup()
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers={"User-Agent": "tracefit", "Accept-Encoding": _PLAIN},
-            )
-        return self._session
+async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+    if response.status != HTTPStatus.OK:
+        raise FetchError("unauthenticated" if response.status in _UNAUTHENTICATED else "refused")
+    if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # though nobody asked for it
+        raise FetchError("unexpected")
+    if (response.content_length or 0) > bytes_max:
+        raise FetchError("too_large")
+    try:
+        await response.content.readexactly(bytes_max + 1)
+    except asyncio.IncompleteReadError as whole:
+        return whole.partial
+    raise FetchError("too_large")

@@ -8,7 +8,6 @@ numpy and grpc are imported.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import sys
@@ -75,8 +74,6 @@ _ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",  # small solves only; more threads cost memory and reproducibility
     "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
 }
-_COMPLETE = "_TRACEFIT_COMPLETE"
-"""Set by the shell that completes a command line, as click has it."""
 
 RUN_EPILOG = """\b
 Every key of the configuration is a variable, too:
@@ -94,32 +91,15 @@ completion: eval "$(_TRACEFIT_COMPLETE=bash_source tracefit)", or zsh_source, fi
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
     print_in_any_encoding()
-    if instruction := os.environ.get(_COMPLETE):
-        from click.shell_completion import shell_complete  # noqa: PLC0415
-
-        return shell_complete(tracefit, {}, "tracefit", _COMPLETE, instruction)
     try:
-        with tracefit.make_context("tracefit", list(sys.argv[1:] if argv is None else argv)) as context:
-            code: int = tracefit.invoke(context)
-    except click.exceptions.Exit as ended:
-        code = ended.exit_code
-    except (click.UsageError, questions.QuestionError, ConfigError, StartError, KeyboardInterrupt) as error:
+        code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
+    except (click.UsageError, questions.QuestionError, ConfigError, StartError, click.Abort, OSError) as error:
         sentence, code = _refusal(error)
         note(sentence)
-    except OSError as error:
-        code = EXIT_FAILED
-        if error.filename is not None:
-            note(f"error: {error.filename}: {error.strerror}")
-        elif error.errno in (errno.EPIPE, errno.ENOSPC):  # `tracefit replay … | head`; a full disk
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is what is left written at exit
-            if error.errno == errno.ENOSPC:
-                note(f"error: cannot write: {error.strerror}")
-        else:
-            raise
     return code
 
 
-def _refusal(error: BaseException) -> tuple[str, int]:
+def _refusal(error: Exception) -> tuple[str, int]:
     """What to say of an error, and the exit code."""
     match error:
         case click.UsageError():
@@ -130,6 +110,10 @@ def _refusal(error: BaseException) -> tuple[str, int]:
             return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
         case StartError():
             return f"error: {error}", EXIT_FAILED
+        case OSError():
+            if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return f"error: {error.filename or 'cannot write'}: {error.strerror}", EXIT_FAILED
         case _:
             return "stopped", EXIT_INTERRUPTED
 

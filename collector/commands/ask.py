@@ -215,7 +215,6 @@ def _step(step: TypicalStep) -> str:
 
 
 _STEP_TIME = "step_time"
-_FACTORS_SHOWN = 8
 
 
 def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
@@ -283,11 +282,6 @@ def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
     if target.interval is not None:
         low, high = target.interval.pooled
         yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
-    far = sorted(target.shapes.items(), key=lambda item: -abs(item[1].factor - 1.0))[:_FACTORS_SHOWN]
-    if far and not target.factors_applied:
-        yield f"    shapes    {len(target.shapes)}, factors not applied: they would predict worse than none"
-    elif far:
-        yield "    shapes    " + ", ".join(f"{cell} x{shape.factor:.2f}" for cell, shape in far)
 
 
 def _coefficient(each: Coefficient) -> str:

@@ -243,7 +243,9 @@ class Answer(NamedTuple):
             if self.question.query["rate"] is not None:
                 yield "engines", _engines(self.said, self.question.query["rate"])
         if self.config.at_unix_nano is not None:
-            yield "level", self._level()
+            decode, prefill = self.config.level
+            words = f"×{decode:.3f} without prefill, ×{prefill:.3f} with"
+            yield "level", "not used: the last 10 s tell none" if decode == prefill == 1.0 else words
 
     def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
         yield (
@@ -252,16 +254,6 @@ class Answer(NamedTuple):
             "{decode_context_tokens:,.0f} tokens of decode context".format(**self.question.query),
         )
         yield "takes", with_band(said)
-
-    def _level(self) -> str:
-        """What the last steps do to the answer, and how old that is."""
-        age_s = self.config.level_age_s
-        if age_s is None:
-            return "none: nothing was learned of the last steps"
-        if self.config.level is None:
-            return f"not used: it is {age_s:,.0f} s old"
-        decode, prefill = self.config.level
-        return f"×{decode:.3f} without prefill, ×{prefill:.3f} with; {age_s:.1f} s old"
 
     def caveats(self) -> Iterator[tuple[str, str]]:
         """Why it should be taken with care: a few words, and what."""
@@ -287,8 +279,7 @@ class Answer(NamedTuple):
         about["hidden"] = config.verdict.hidden
         about["query"] = {**self.question.query, **self.question.assumed}
         if config.at_unix_nano is not None:
-            decode, prefill = config.level or (1.0, 1.0)
-            about["level"] = {"decode": decode, "prefill": prefill, "age_s": config.level_age_s}
+            about["level"] = dict(zip(("decode", "prefill"), config.level, strict=True))
         if self.idle_since_unix_nano:
             about["silent_since_unix_nano"] = self.idle_since_unix_nano
         if isinstance(self.at, RequestEstimate):

@@ -20,14 +20,14 @@ Configurations are paired by config_id; those left over by model, GPU and tensor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from operator import mul
 from typing import NamedTuple
 
 from .document import STEP_TIME, Coefficient, ConfigDocument, Document
 from .exceptions import NoCoefficientsError
 from .shapes import FEATURES
-from .step_model import Limits, StepModel, computable_model
+from .step_model import Limits, StepModel
 
 NOTABLE = 3.0
 """Standard errors from which on a coefficient counts as moved."""
@@ -45,7 +45,7 @@ _MACHINE = ("model", "gpu", "tensor_parallel_size")
 class Move(NamedTuple):
     """One coefficient in both; ``standard_errors`` is signed, None where one of the errors is not known.
 
-    ``moved``: of the step time, whether it is of the term that moved; else, by more than three standard errors.
+    ``moved``: by more than three standard errors.
     """
 
     target: str
@@ -138,8 +138,6 @@ def _config_diff(before: ConfigDocument, after: ConfigDocument) -> ConfigDiff:
     step = _typical_step(before, after)
     has_moved = any(each.moved for each in moves if each.target == STEP_TIME) or (step is not None and step.is_other)
     term, added = _moved_term(before, after, step) if has_moved else ("", None)
-    if term:
-        moves = [each._replace(moved=_moves(term, each)) for each in moves]
     return ConfigDiff(before.config_id, after.config_id, tuple(moves), step, term, added)
 
 
@@ -157,19 +155,12 @@ def _move(target: str, one: Coefficient, other: Coefficient) -> Move:
     return Move(target, one.name, one.unit, one.value, other.value, distance, one.status, other.status, moved)
 
 
-def _moves(term: str, move: Move) -> bool:
-    if move.target != STEP_TIME:
-        return move.moved
-    return term in {"all", move.feature} or (term == "decode" and not move.feature.startswith("prefill"))
-
-
 def _typical_step(before: ConfigDocument, after: ConfigDocument) -> TypicalStep | None:
     try:
-        models: Sequence[StepModel] = [StepModel(config, Limits()) for config in (before, after)]
-        coefficients = computable_model(before, STEP_TIME).coefficients
+        models = [StepModel(config, Limits()) for config in (before, after)]
     except NoCoefficientsError:
         return None
-    means = {each.name: each.mean for each in coefficients}
+    means = {each.name: each.mean for each in models[0].model.coefficients}
     prefill, context, requests = (means.get(name) for name in FEATURES[1:])
     if prefill is None or context is None or requests is None:
         return None

@@ -10,7 +10,7 @@ from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, j
 from .exceptions import BadInputError, NoCoefficientsError, checked
 from .plan import Plan, planned
 from .request_times import RequestEstimate, RequestTimes
-from .step_model import LEVEL_AGE_MAX_S, Limits, Prediction, StepModel, computable_model
+from .step_model import Limits, Prediction, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""
@@ -147,15 +147,9 @@ class Config:
         return Config(self._described, self.limits, name=self.name, at_unix_nano=moment)
 
     @property
-    def level(self) -> tuple[float, float] | None:
-        """What steps without and with prefill are multiplied by; None but for :meth:`now`, and where it is too old."""
-        age_s = self.level_age_s
-        return None if age_s is None or age_s > LEVEL_AGE_MAX_S else self._model().level
-
-    @property
-    def level_age_s(self) -> float | None:
-        """Seconds from the newest row of the level to :meth:`now`; a level older than 10 s is not used. Else None."""
-        return self._model().level_age_s
+    def level(self) -> tuple[float, float]:
+        """What steps without and with prefill are multiplied by; 1 but for :meth:`now`, and where it is too old."""
+        return self._model().level
 
     def step_time(self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0) -> Prediction:
         """Time of a step.

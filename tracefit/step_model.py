@@ -99,14 +99,11 @@ class StepModel:
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
         self.level: tuple[float, float] = (1.0, 1.0)
-        self.level_age_s: float | None = None
         self.is_monotone = False
 
     def of_now(self, at_unix_nano: int) -> StepModel:
         """The same for a step at that moment: times the level of the last steps of its phase."""
         model = copy(self)
-        newest = max((each.last_row_unix_nano for each in self.target.level.values()), default=0)
-        model.level_age_s = max(0.0, (at_unix_nano - newest) / 1e9) if newest else None
         model.level = self._level("decode", at_unix_nano), self._level("prefill", at_unix_nano)
         return model
 

@@ -185,7 +185,7 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         if move.target != target:
             target = move.target
             yield f"  {target}"
-        yield f"    {_move(move, together=config.term in ('all', 'decode'))}"
+        yield f"    {_move(move)}"
     if config.step is not None:
         yield f"  {_step(config.step)}"
     if config.term:
@@ -194,11 +194,10 @@ def _changed_lines(config: ConfigDiff) -> Iterator[str]:
         yield "  what moved: no single term explains it, or several do alike"
 
 
-def _move(move: Move, *, together: bool) -> str:
-    """``together``: several coefficients are one term, which moved as a whole."""
+def _move(move: Move) -> str:
     distance = "error unknown" if move.standard_errors is None else f"{move.standard_errors:+.1f} standard errors"
     if move.moved:
-        distance += "  MOVED with the others" if together else "  MOVED"
+        distance += "  MOVED"
     status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
     return (
         f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"

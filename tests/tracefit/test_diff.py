@@ -40,21 +40,20 @@ def test_a_moved_coefficient_is_told_in_standard_errors_and_in_time():
 
 
 @pytest.mark.parametrize(
-    ("factors", "term", "moved"),
+    ("factors", "term"),
     [
-        ((1.4, 1.4, 1.4, 1.4), "all", ["intercept", "prefill_tokens", "decode_context_tokens", "requests"]),
-        ((1.4, 1.0, 1.4, 1.4), "decode", ["intercept", "decode_context_tokens", "requests"]),
-        ((1.0, 1.0, 1.4, 1.0), "decode_context_tokens", ["decode_context_tokens"]),
+        ((1.4, 1.4, 1.4, 1.4), "all"),
+        ((1.4, 1.0, 1.4, 1.4), "decode"),
+        ((1.0, 1.0, 1.4, 1.0), "decode_context_tokens"),
     ],
 )
-def test_what_moved_is_every_coefficient_of_the_term_however_sure_each_is_alone(factors, term, moved):
+def test_the_one_term_that_explains_what_moved_is_named(factors, term):
     def slower(configs):
         for feature, factor in zip(features_in(configs), factors, strict=True):
             feature |= {"coefficient": factor * feature["coefficient"]}
 
     (config,) = BEFORE.diff(after(slower)).configs
     assert config.term == term
-    assert [each.feature for each in config.moves if each.moved and each.target == "step_time"] == moved
 
 
 def test_no_term_that_explains_nothing_is_named():

@@ -72,7 +72,7 @@ from collector.service import (
 from collector.telemetry import Metrics, Outcome, Signal, table
 from exporters.metrics_page import MetricsPage
 from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
-from exporters.status_page import PendingTelemetry, StatusPage
+from exporters.status_page import StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
 from online import Snapshot
@@ -127,9 +127,8 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        memory = MemoryGuard(limit_bytes(config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
-        self._memory = self._make_memory_relief(memory.limit_bytes, clock)
-        told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
+        self._memory = self._make_memory_relief(clock)
+        told = metrics, clock, self._io, health, self.queue.notify, self._memory.guard.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         self._scraper = Scraper(config, clock, self._io, partial(metrics.add, table.SCRAPES, 1, "counters"), health)
@@ -206,7 +205,7 @@ class Sidecar:
             ready=self._probe_ready,
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
-            pending=self._pending,
+            pending=lambda: self._event_time.pending,
             history_of=self.pipeline.history_of,
             version=__version__,
             otlp_port=self._otlp_port,
@@ -240,7 +239,8 @@ class Sidecar:
             on_death=on_death,
         )
 
-    def _make_memory_relief(self, limit: int | None, clock: Clock) -> MemoryLimiter:
+    def _make_memory_relief(self, clock: Clock) -> MemoryLimiter:
+        limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
         self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
@@ -299,14 +299,6 @@ class Sidecar:
         metrics.follow(table.COMPLETENESS, lambda: self.pipeline.joiner.pages.completeness)
         metrics.follow(table.SIZE_BYTES, lambda: queue.in_flight_bytes, "queue")
 
-    def _pending(self) -> PendingTelemetry | None:
-        pending = self._event_time.pending
-        if not pending:
-            return None
-        until_unix_ns = max(one.until_unix_ns for one in pending)
-        steps, requests, rows = (sum(column) for column in list(zip(*pending, strict=True))[1:4])
-        return PendingTelemetry(len(pending), steps, requests, rows, until_unix_ns)
-
     def _otlp_port(self) -> int:
         """Where vLLM should send to, also while the sidecar is not there yet."""
         return self.grpc_port or parse_endpoint(self.config.listen).port
@@ -314,42 +306,29 @@ class Sidecar:
     # --- what the probes are told -----------------------------------------------------------------------------------
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        config = self.config
-        problems = {
+        pending = self._event_time.pending
+        said: dict[str, object] = {
             "config_problem": self._problem,
-            "engines_problem": self._limit_exceeded("engines", "engines", config.engines_max),
-            "configs_problem": self._limit_exceeded("configs", "configurations", config.configs_max),
             "memory_problem": self._memory.problem,
             "snapshot_problem": self._writer.problem,
+            "news": self._news(),
+            "scrape": list(self.config.scrape),
+            "pending": pending.text if pending is not None else "",
         }
-        named: dict[str, object] = {name: problem for name, problem in problems.items() if problem}
-        named |= self._news()
-        detail: dict[str, object] = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
-        if config.scrape:
-            detail["scrape"] = list(config.scrape)
-        if pending := self._pending():
-            detail["pending"] = pending.text
-        return self.health.ready(), {**detail, **self._keeper.readiness_detail(), **named}
+        always = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
+        told = {name: text for name, text in said.items() if text}
+        return self.health.ready(), {**always, **self._keeper.readiness_detail(), **told}
 
-    def _news(self) -> dict[str, list[str]]:
+    def _news(self) -> list[str]:
         """What the verdicts on the newest snapshot say that a person should hear."""
-        not_usable: list[str] = []
-        speed_changed: list[str] = []
         snapshot, now_unix_nano = self.snapshot(), self._clock.unix_nano()
         if snapshot is None:
-            return {}
-        for config in snapshot.configs:
-            name, verdict = name_of(config), self._advisory.view.verdict(snapshot, config)
-            failure = [f"quarantined, {verdict.quarantined}"] if verdict.quarantined else []
-            not_usable += [f"{name}: {text}" for text in (*failure, *verdict.doubts)]
-            problems = verdict.problems(now_unix_nano)
-            speed_changed += [f"{name}: {each.text}" for each in problems if not each.is_defect]
-        news = {"not_usable": not_usable, "speed_changed": speed_changed}
-        return {name: texts for name, texts in news.items() if texts}
-
-    def _limit_exceeded(self, of: str, what: str, held: int) -> str:
-        refused = int(self.metrics.value(table.LIMIT_EXCEEDED, of))
-        return f"{refused} {what} have no place beside {held} others: raise engines_max" if refused else ""
+            return []
+        return [
+            f"{name_of(config)}: {problem.text}"
+            for config in snapshot.configs
+            for problem in self._advisory.view.verdict(snapshot, config).problems(now_unix_nano)
+        ]
 
 
 def check_config(config: Config, clock: Clock) -> None:

@@ -9,9 +9,9 @@ import logging
 import math
 from collections.abc import Callable
 
-from collector.join import Pending
 from collector.runtime import Clock, MemoryGuard
 from collector.telemetry import Metrics, table
+from exporters.status_page import PendingTelemetry
 
 from .pipeline import Pipeline
 
@@ -29,7 +29,7 @@ class EventTime:
     heard.
 
     Attributes:
-        pending: what is held now; replaced, never edited.
+        pending: what is held now, None while nothing is.
     """
 
     def __init__(self, pipeline: Pipeline, metrics: Metrics, clock: Clock, queue_age_ns: Callable[[], int]) -> None:
@@ -39,7 +39,7 @@ class EventTime:
         self._clock = clock
         self._queue_age_ns = queue_age_ns
         self._looked_ns = -math.inf
-        self.pending: tuple[Pending, ...] = ()
+        self.pending: PendingTelemetry | None = None
 
     def tick(self) -> None:
         """Emit idle sources, and say what is pending."""
@@ -48,9 +48,12 @@ class EventTime:
             return
         self._looked_ns = now_ns
         self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
-        self.pending = tuple(self._pipeline.pending())
-        for what in ("steps", "requests", "rows"):
-            self._metrics.set(table.PENDING, sum(getattr(one, what) for one in self.pending), what)
+        held = self._pipeline.pending()
+        sums = {what: sum(getattr(one, what) for one in held) for what in ("steps", "requests", "rows")}
+        for what, number in sums.items():
+            self._metrics.set(table.PENDING, number, what)
+        until_unix_ns = max((one.until_unix_ns for one in held), default=0)
+        self.pending = PendingTelemetry(len(held), **sums, until_unix_ns=until_unix_ns) if held else None
 
 
 class MemoryLimiter:

@@ -16,7 +16,7 @@ from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
 from .budget import BudgetFull, ReceiveBudget, Receiving
 from .forward import Forwarder
-from .queue import BATCH_BYTES, RETRY_S, RETRY_SOON_S, AdmissionQueue
+from .queue import BATCH_BYTES, AdmissionQueue
 from .status import Answer, answer
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Intake:
         if self._memory is None or not self._memory.is_short():
             return None
         self._queue.notify()
-        return answer(Outcome.MEMORY, RETRY_S)
+        return answer(Outcome.MEMORY)
 
     def count_call(self, transport: Transport, outcome: Outcome) -> None:
         """Count what became of a call, also of one that never got as far as an export."""
@@ -103,7 +103,7 @@ class Intake:
                         receiving.shrink(len(message))
                         refused = await self._take(signal, message, connection, transport, patience_s())
         except BudgetFull:
-            refused = answer(Outcome.QUEUE_FULL, RETRY_SOON_S, "too many messages are being received")
+            refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
         except (TimeoutError, ConnectionError):
             refused = answer(Outcome.INCOMPLETE)
         except asyncio.CancelledError:  # its sender has left
@@ -151,7 +151,7 @@ class Intake:
         would hold the room of others meanwhile.
         """
         if len(data) > LARGE_BYTES and self._computing.locked():
-            return answer(Outcome.QUEUE_FULL, RETRY_SOON_S)
+            return answer(Outcome.QUEUE_FULL)
         async with self._computing:
             return await asyncio.to_thread(work, data)
 

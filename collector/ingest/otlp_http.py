@@ -32,7 +32,7 @@ from .access import TokenFile
 from .budget import Receiving
 from .forward import PATHS
 from .intake import Intake
-from .status import Answer, answer
+from .status import RETRY_S, Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
 _SIGNALS: Final = {path: signal for signal, path in PATHS.items()}
@@ -138,8 +138,8 @@ def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
     if answer is None:
         return web.Response(body=b"{}" if as_json else b"", headers=headers)
     headers.extend(answer.headers)
-    if answer.retry_after_s:
-        headers["Retry-After"] = str(math.ceil(answer.retry_after_s))
+    if answer.may_repeat:
+        headers["Retry-After"] = str(math.ceil(RETRY_S))
     response = web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)
     if not request.content.at_eof():
         response.force_close()  # what is left of the body shall not be taken for a request

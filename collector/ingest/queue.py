@@ -3,7 +3,7 @@
 It is bounded in bytes, from admission until the worker is done with them. One address may hold a share of them, and
 large exports leave room for small ones. An exporter has one call in flight, so a call that waits for room is flow
 control without loss; a refusal costs the sender more than 2 s of patience. An export that is larger than the capacity
-enters an empty queue, or it never would. The worker takes what is there every ``batch_s`` or at ``batch_bytes``.
+enters an empty queue, or it never would. The worker takes what is there every ``batch_s`` or at ``BATCH_BYTES``.
 """
 
 from __future__ import annotations
@@ -30,10 +30,6 @@ SHARE: Final = 0.75
 """Of the capacity, what the exports of one address may hold, and all of more than ``BATCH_BYTES`` together."""
 LARGE_SHARE: Final = 0.5
 """Of the capacity, what exports of more than ``BATCH_BYTES`` of one address may hold."""
-RETRY_S: Final = 1.9
-"""When a sender that is refused shall come again: five such sleeps fit the 10 s budget of the Python exporter."""
-RETRY_SOON_S: Final = 0.5
-"""The same where the way in is busy, which passes quickly."""
 
 
 class QueueBatch(NamedTuple):
@@ -61,7 +57,6 @@ class AdmissionQueue:
         wait_s: how long ``put`` waits for room.
         record: writes an item down before it may enter; under the lock, so that numbers are in queue order.
         batch_s: how long the oldest export may wait for others.
-        batch_bytes: bytes that wait for no others.
     """
 
     def __init__(
@@ -72,14 +67,13 @@ class AdmissionQueue:
         wait_s: float = WAIT_S,
         record: Callable[[Export], Export | Outcome] = lambda item: item,
         batch_s: float = 0.0,
-        batch_bytes: int = BATCH_BYTES,
     ) -> None:
         self.capacity_bytes = capacity_bytes
         self._clock = clock
         self._wait_s = wait_s
         self._record = record
         self._batch_ns = int(batch_s * 1e9)
-        self._batch_bytes = min(batch_bytes, capacity_bytes // 4)
+        self._batch_bytes = min(BATCH_BYTES, capacity_bytes // 4)
         self._work = threading.Condition()
         """Its lock guards everything below."""
         self._items: deque[_Queued] = deque()
@@ -87,8 +81,6 @@ class AdmissionQueue:
         self._in_flight_bytes = 0
         self._peer_bytes: Counter[str] = Counter()
         self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
-        self._lacks_room = False
-        """Somebody found no room, and what was inside then has not all been taken."""
         self._closed = False
 
     @property
@@ -122,12 +114,10 @@ class AdmissionQueue:
             if self._closed:
                 return answer(Outcome.SHUTTING_DOWN)
             if not self._fits(size_bytes, peer):
-                self._lacks_room = True
-                self._work.notify()  # nobody waits for others while somebody waits for room
-                return answer(Outcome.QUEUE_FULL, RETRY_S)
+                return answer(Outcome.QUEUE_FULL)
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
-                return answer(recorded, RETRY_S)
+                return answer(recorded)
             self._items.append(_Queued(recorded, size_bytes, self._clock.monotonic_ns(), peer))
             self._queued_bytes += size_bytes
             self._in_flight_bytes += size_bytes
@@ -167,7 +157,6 @@ class AdmissionQueue:
                 taken.items.append(queued.item)
                 taken.peer_bytes[queued.peer] += queued.size_bytes
             self._queued_bytes -= size_bytes
-            self._lacks_room &= bool(self._items)
             return taken
 
     def done(self, batch: QueueBatch) -> None:
@@ -200,7 +189,7 @@ class AdmissionQueue:
 
     def _ripe_in_s(self) -> float:
         """How long the worker should leave alone what is queued."""
-        if self._closed or self._lacks_room or self._queued_bytes >= self._batch_bytes or not self._items:
+        if self._closed or self._queued_bytes >= self._batch_bytes or not self._items:
             return 0.0
         return max(self._items[0].since_ns + self._batch_ns - self._clock.monotonic_ns(), 0) / 1e9
 

@@ -25,13 +25,16 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 import grpc
-from google.protobuf import any_pb2, duration_pb2
+from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
 from collector.telemetry import Outcome
 
 TRAILER_RETRY_PYTHON = "google.rpc.retryinfo-bin"
 TRAILER_STATUS_DETAILS = "grpc-status-details-bin"
+
+RETRY_S = 1.9
+"""When a client that is refused shall come again: five such sleeps fit the 10 s budget of the Python exporter."""
 
 _CODE = grpc.StatusCode
 _STATUS = {
@@ -58,18 +61,21 @@ class Answer(NamedTuple):
     code: grpc.StatusCode
     status: HTTPStatus
     text: str
-    retry_after_s: float = 0.0
-    """0: it is not to be tried again."""
     headers: tuple[tuple[str, str], ...] = ()
     """Of HTTP, beside ``Retry-After``."""
 
     @property
+    def may_repeat(self) -> bool:
+        """Whether the client shall come again after ``RETRY_S``."""
+        return self.code is _CODE.RESOURCE_EXHAUSTED
+
+    @property
     def trailers(self) -> tuple[tuple[str, bytes], ...]:
-        """Of gRPC: when to try again."""
-        if not self.retry_after_s:
+        """Of gRPC: when to try again, where that makes sense."""
+        if not self.may_repeat:
             return ()
-        seconds, nanos = divmod(int(self.retry_after_s * 1e9), 1_000_000_000)
-        retry = error_details_pb2.RetryInfo(retry_delay=duration_pb2.Duration(seconds=seconds, nanos=nanos))
+        retry = error_details_pb2.RetryInfo()
+        retry.retry_delay.FromMilliseconds(int(RETRY_S * 1e3))
         detail = any_pb2.Any()
         detail.Pack(retry)
         status = status_pb2.Status(code=self.code.value[0], message=self.text, details=[detail])
@@ -87,7 +93,7 @@ class Answer(NamedTuple):
         return body
 
 
-def answer(outcome: Outcome, retry_after_s: float = 0.0, text: str = "") -> Answer:
+def answer(outcome: Outcome, text: str = "") -> Answer:
     """The answer to an outcome; ``text`` says it more exactly than that does."""
     code, status, usual_text = _STATUS[outcome]
-    return Answer(outcome, code, status, text or usual_text, retry_after_s)
+    return Answer(outcome, code, status, text or usual_text)

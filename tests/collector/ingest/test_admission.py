@@ -125,17 +125,6 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
     assert queue.take(CAPACITY, 0).items == ["large"]
 
 
-def test_nobody_waits_for_others_while_somebody_found_no_room():
-    queue = make_queue(batch_s=2.0)
-    queue.put_nowait("small", CAPACITY // 5)
-    assert queue.put_nowait("large", CAPACITY) is not None
-    batch = queue.take(CAPACITY, 0)
-    assert batch.items == ["small"]
-    queue.done(batch)
-    queue.put_nowait("later", CAPACITY // 5)
-    assert queue.take(CAPACITY, 0) is None
-
-
 def test_the_connection_that_received_least_of_late_goes_first():
     order = []
 

@@ -101,8 +101,8 @@ class Calibration(msgspec.Struct):
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
-        """Of an engine's newest process."""
-        process, calibration = engine.newest_process, engine.calibration
+        """Of an engine's process."""
+        process, calibration = engine.process, engine.calibration
         return cls(
             votes=process.votes,
             learned=calibration.learned,
@@ -118,7 +118,7 @@ class Calibration(msgspec.Struct):
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process, calibration = engine.newest_process, engine.calibration
+        process, calibration = engine.process, engine.calibration
         calibration.sums, calibration.learned = self.sums, self.learned
         process.votes, process.window.base = self.votes, self.emitted_to + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
@@ -153,7 +153,7 @@ class EmitterCheckpoint(msgspec.Struct):
         """What is kept of an emitter."""
         kind: Any = next(name for name, each in _KINDS.items() if each is type(emitter))
         named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()
-        kept = cls(kind, *named, emitter.api_queueing)
+        kept = cls(kind, *named, emitter.api_queueing, server=emitter.server)
         match emitter:
             case Engine():
                 kept.calibration = Calibration.of(emitter)
@@ -162,15 +162,13 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
                 kept.longest_ns = emitter.longest_ns
             case PageEngine():
-                kept.server, kept.front_ends = emitter.server, min(emitter.windows.copies, FRONT_ENDS_MAX)
-            case PassEngine():
-                kept.server = emitter.server
+                kept.front_ends = min(emitter.windows.copies, FRONT_ENDS_MAX)
         return kept
 
     def restore(self, settings: Config) -> Emitter:
         """The emitter as it was, without telemetry; whose double it is is told by its name."""
         emitter: Emitter = _KINDS[self.kind](self.instance, "", self.number, settings)
-        emitter.config_id, emitter.api_queueing = self.config_id, self.queueing
+        emitter.config_id, emitter.api_queueing, emitter.server = self.config_id, self.queueing, self.server
         for fact, (source, value) in self.facts.items():
             emitter.facts.learn({fact: value}, source)
         match emitter:
@@ -180,9 +178,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 emitter.sampling.share, emitter.sampling.since_caller = self.trace_share, self.since_caller
                 emitter.longest_ns = self.longest_ns
             case PageEngine():
-                emitter.server, emitter.windows.copies = self.server, self.front_ends
-            case PassEngine():
-                emitter.server = self.server
+                emitter.windows.copies = self.front_ends
         return emitter
 
 

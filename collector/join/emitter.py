@@ -44,6 +44,7 @@ class Emitter(abc.ABC):
     Attributes:
         number: its own, which its rows bear.
         config_id: the configuration that learns from it; empty while it has none of its own.
+        server: whom a page or passes are of.
         machine: where it runs, empty if unknown; None while nothing was heard of it since a restart of ours.
         begun_unix_ns: its first event, 0 if it was there before.
         newest_unix_ns: its newest event, where one process makes an emitter.
@@ -60,7 +61,7 @@ class Emitter(abc.ABC):
         self.facts = EngineFacts()
         self.api_queueing = ApiQueueing()
         self.counts = Counts()
-        self.config_id = ""
+        self.config_id = self.server = ""
         self.machine: str | None = None
         self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
         self.is_idle, self.is_over, self.is_changed = False, False, True

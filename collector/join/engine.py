@@ -1,14 +1,12 @@
-"""One engine: the processes it has been, their steps and requests, and the rows they give.
+"""One engine: the process it is, its steps and requests, and the rows they give.
 
-A restart starts a new process (step ids or the clock go back); the old one stays until event time has passed it, so
-that its late spans still find it. Rows of an older process leave before those of a newer one.
+Where step ids go back, or jump ahead by more than a window holds or than the time since the last step allows, a new
+process begins beside the one before: a restart, or another sender who claims this name. It is the engine's when it has
+lasted for ``allowed_lateness_s`` of its own time, so that late spans of the one before still find it, or nothing more
+comes. It is given up as soon as the one before it goes on in its time.
 
 Two emitters on one engine (an instrumented vLLM with the producer plugin) are told by their stamps; the steps are
 learned from the one that tells more.
-
-Step ids that jump ahead by more than a window holds, or than the time since the last step allows, may be another
-sender's who claims this name. Their process is one of the engine's when it has lasted for ``allowed_lateness_s`` of its
-own time, or nothing more comes; it is given up as soon as the one before it goes on.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import numpy as np
 from collector.config import Config
 from collector.decode import StepColumns, Telemetry
 from collector.identity import FactSource
+from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
@@ -26,8 +25,8 @@ from .inferred import EngineCalibration, KvTimeline
 from .process import EngineProcess
 from .requests import PendingRequest
 
-_CONFLICTS_MAX = 3
-"""Restarts within the grace time from which on two engines must share one instance id."""
+_RESTARTS_MAX = 3
+"""Of one export; beyond it two engines must share one instance id."""
 _SHORTEST_STEP_NS = 1_000_000
 """No server makes more than a thousand steps a second for long."""
 _SAME_STEPS_MIN = 20
@@ -41,34 +40,49 @@ class Engine(Emitter):
     """Everything known about one emitting engine.
 
     Attributes:
-        processes: those it has been, oldest first; it is the last one now, which may have told nothing yet.
+        process: what it is, which may have told nothing yet.
         calibration: what its steps have taught.
         steps_seen: steps with tokens that it told of.
     """
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.api_queueing = ApiQueueing()
         self.calibration = EngineCalibration(self.facts)
-        self.processes = [self._new_process()]
+        self.process = self._new_process()
         self._claimed: EngineProcess | None = None
+        self._rows: list[TargetRows] = []
         self.steps_seen = self._steps_compared = 0
+
+    def begin_anew(self) -> None:
+        """The server came back as another one: the facts are known, and no step."""
+        self.count(JoinEvent.ENGINE_RESTART)
+        self._begin()
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
     @property
+    def processes(self) -> list[EngineProcess]:
+        """What it is, and what may come after it."""
+        return [*filter(None, (self.process, self._claimed))]
+
+    @property
     def event_unix_ns(self) -> int:
         """Newest event heard of."""
-        return max(process.event_unix_ns for process in self.processes)
+        return self.process.event_unix_ns
 
     @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
-        return min(process.safe_unix_ns for process in self.processes)
+        return self.process.safe_unix_ns
 
     @property
     def quality(self) -> Quality:
-        """Telemetry quality of the newest process."""
-        return self.newest_process.quality
+        """Telemetry quality of its process."""
+        return self.process.quality
 
     @property
     def step_share(self) -> float:
@@ -81,15 +95,9 @@ class Engine(Emitter):
         return sum(len(process.requests) for process in self.processes)
 
     @property
-    def newest_process(self) -> EngineProcess:
-        """The process it is now."""
-        return self.processes[-1]
-
-    @property
     def needed_unix_ns(self) -> int | None:
         """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
-        processes = filter(None, (*self.processes, self._claimed))
-        return min(filter(None, (process.needed_unix_ns for process in processes)), default=None)
+        return min(filter(None, (process.needed_unix_ns for process in self.processes)), default=None)
 
     @property
     def pending_steps(self) -> int:
@@ -97,23 +105,18 @@ class Engine(Emitter):
         return sum(process.pending_steps for process in self.processes)
 
     @property
-    def _released(self) -> bool:
-        """Whether rows have left already: too late to find out that a second emitter reports the same steps."""
-        return self.processes[0].warm_up.over
-
-    @property
     def scheduling(self) -> Scheduling:
-        """What its newest process does."""
-        return self.newest_process.votes.decided
+        """What its process does."""
+        return self.process.votes.decided
 
     @property
     def last_step(self) -> int:
-        """Newest step id of its newest process."""
-        return self.newest_process.window.newest_step
+        """Newest step id of its process."""
+        return self.process.window.newest_step
 
     def is_same_as(self, other: Engine) -> bool:
         """Whether both tell of one engine: they agree on when enough steps began, and nearly all that both tell."""
-        first, second = self.newest_process.window, other.newest_process.window
+        first, second = self.process.window, other.process.window
         low, stop = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
         if stop - low < _SAME_STEPS_MIN:
             return False
@@ -124,7 +127,7 @@ class Engine(Emitter):
 
     def is_due_to_compare(self) -> bool:
         """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
-        due = not self._released and self.steps_seen >= max(1, 2 * self._steps_compared)
+        due = not self.process.warm_up.over and self.steps_seen >= max(1, 2 * self._steps_compared)
         self._steps_compared = self.steps_seen if due else self._steps_compared
         return due
 
@@ -147,7 +150,7 @@ class Engine(Emitter):
         """Add what one export says of this engine; returns its requests, to be given their API spans."""
         self.steps_seen += int(np.count_nonzero(telemetry.steps["scheduled_tokens"]))
         parts = _split_restarts(telemetry.steps)
-        if len(parts) > _CONFLICTS_MAX + 1:
+        if len(parts) > _RESTARTS_MAX + 1:
             self.count(JoinEvent.ENGINE_CONFLICT, len(telemetry.steps))
             parts = []
         if len(steps := telemetry.steps) and (blocks := int(steps["kv_blocks_total"].max())) > 0:
@@ -161,60 +164,45 @@ class Engine(Emitter):
         ]
         claimed = self._claimed
         if claimed is not None and claimed.event_unix_ns - claimed.first_unix_ns > self._settings.lateness_ns:
-            self._accept_claim(claimed)
+            self._accept(claimed)
         return [request for request in requests if request is not None]
 
     def _new_process(self) -> EngineProcess:
         return EngineProcess(self._settings, self, self.calibration)
 
-    def continue_from(self, old: Engine) -> None:
-        """Be what the server of an engine comes back as: the facts are known, and no step."""
-        self.facts = self.calibration.facts = old.facts
-        self.counts, self.machine = old.counts, old.machine
-        self.begun_unix_ns, self.last_seen_unix_ns = old.begun_unix_ns, old.last_seen_unix_ns
-        self.count(JoinEvent.ENGINE_RESTART)
-
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
-        """The process in which step ids and wall clock grow together; a new one after a restart, or beside it."""
-        claimed = self._claimed
+        """The process in which step ids and wall clock grow together; a new one beside it where there is none."""
+        claimed, goes_on = self._claimed, self._goes_on(self.process, unix_ns, step)
         if claimed is not None:
-            away = abs(step - claimed.window.newest_step)
-            if away <= self._settings.steps_max and away < abs(step - self.last_step):
+            is_older = unix_ns < claimed.first_unix_ns and (goes_on or step >= claimed.window.newest_step)
+            if not is_older and self._goes_on(claimed, unix_ns, step):
                 return claimed
-            self._give_up(claimed)
-        if self._is_jump(unix_ns, step):
-            self._claimed = self._new_process()
-            return self._claimed
-        for process in reversed(self.processes):
-            too_early = step >= process.window.newest_step and unix_ns < process.first_unix_ns
-            if too_early and process is not self.processes[0]:
-                continue
-            if self._has_restarted(process, unix_ns, step):
-                break
-            return process
-        self.count(JoinEvent.ENGINE_RESTART)
-        if len(self.processes) > _CONFLICTS_MAX:
-            self.count(JoinEvent.ENGINE_CONFLICT)
-            del self.processes[0]
-        self.processes.append(self._new_process())
-        return self.newest_process
+            if not (goes_on and is_older):
+                self._give_up(claimed)
+        if goes_on:
+            return self.process
+        self._claimed = self._new_process()
+        return self._claimed
 
-    def _is_jump(self, unix_ns: int, step: int) -> bool:
-        """Whether a step, not of an older process, is further ahead than a window holds or than the time allows.
+    def _goes_on(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
+        """Whether a step may be the process's: not behind at a later time, nor further ahead than the time allows.
 
-        Requests alone may be sampled so thinly that any distance is usual.
+        Two stamps of one step may swap; a whole process does not. Requests alone may be sampled so thinly that any
+        distance ahead is usual.
         """
-        newest = self.newest_process
-        late = len(self.processes) > 1 and unix_ns < newest.first_unix_ns
-        ahead = step - newest.window.newest_step
-        too_fast = ahead * _SHORTEST_STEP_NS > max(unix_ns - newest.event_unix_ns, 0) + self._settings.lateness_ns
-        known = newest.window.size > 0 and newest.has_summaries
-        return known and not late and (too_fast or ahead > self._settings.steps_max)
+        ahead, later_ns = step - process.window.newest_step, unix_ns - process.event_unix_ns
+        lateness_ns = self._settings.lateness_ns
+        if process.window.size <= 0 or ahead == 0:
+            return True
+        if ahead < 0:
+            return later_ns < 0 or (ahead == -1 and later_ns <= lateness_ns)
+        too_fast = ahead * _SHORTEST_STEP_NS > max(later_ns, 0) + lateness_ns
+        return not (process.has_summaries and (too_fast or ahead > self._settings.steps_max))
 
-    def _accept_claim(self, claimed: EngineProcess) -> None:
-        """It is what the engine has become."""
-        self.processes.append(claimed)
-        self._claimed = None
+    def _accept(self, claimed: EngineProcess) -> None:
+        """It is what the engine has become: the rows of what it was are final."""
+        self._rows += self.process.advance(flush=True)
+        self.process, self._claimed = claimed, None
         self.count(JoinEvent.ENGINE_RESTART)
 
     def _give_up(self, claimed: EngineProcess) -> None:
@@ -224,27 +212,13 @@ class Engine(Emitter):
         self.count(JoinEvent.OPEN_REQUESTS_EVICTED, len(claimed.requests))
         self._claimed = None
 
-    def _has_restarted(self, process: EngineProcess, unix_ns: int, step: int) -> bool:
-        """A smaller step id at a later time. Two stamps of one step may swap; a whole process does not."""
-        later_ns, behind = unix_ns - process.event_unix_ns, process.window.newest_step - step
-        return later_ns >= 0 and behind > 0 and (behind > 1 or later_ns > self._settings.lateness_ns)
-
     # --- out --------------------------------------------------------------------------------------------------------
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows that are final now."""
         if self._claimed is not None and (idle or flush):
-            self._accept_claim(self._claimed)
-        out: list[TargetRows] = []
-        while True:
-            process = self.processes[0]
-            older = len(self.processes) > 1
-            age_ns = self.event_unix_ns - max(process.event_unix_ns, self.processes[1].first_unix_ns) if older else 0
-            close = flush or (older and (idle or age_ns > self._settings.lateness_ns))
-            out += process.advance(idle=idle, flush=close)
-            if not close or not older:
-                break
-            del self.processes[0]
+            self._accept(self._claimed)
+        out, self._rows = [*self._rows, *self.process.advance(idle=idle, flush=flush)], []
         if self.duplicate_of is None:
             return out
         self.count(RowDrop.KNOWN_FROM_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))

@@ -12,7 +12,7 @@ event times tell it.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -76,9 +76,8 @@ class Joiner:
         for api in telemetry.api:
             self.api_spans.add(api)
         key = (telemetry.recording, telemetry.instance)
-        times = newest_unix_ns(telemetry), telemetry.arrived_unix_ns
         if telemetry.requests:
-            process = self._emitter_for(ApiProcess, key, *times)
+            process = self._emitter_for(ApiProcess, key, telemetry.arrived_unix_ns, telemetry)
             if process is not None:
                 process.record_sender(telemetry)
                 self.resolver.apply(process.facts, telemetry.facts, process.instance, process.recording)
@@ -89,7 +88,7 @@ class Joiner:
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
-            engine = self._emitter_for(Engine, key, *times)
+            engine = self._emitter_for(Engine, key, telemetry.arrived_unix_ns, telemetry)
             if engine is not None:
                 engine.record_sender(telemetry)
                 self._add_steps(engine, telemetry)
@@ -107,21 +106,24 @@ class Joiner:
         engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
         return [engine for engine in engines if process.is_same_server(engine)]
 
-    def _emitter_for(self, kind: type[E], key: Key, newest_unix_ns: int, arrived_unix_ns: int) -> E | None:
+    def _emitter_for(
+        self, kind: type[E], key: Key, arrived_unix_ns: int, telemetry: Telemetry | None = None
+    ) -> E | None:
         """The emitter of which something came, which is new perhaps; None where there is no place for it.
 
         Args:
             kind: what it is.
             key: its own.
-            newest_unix_ns: the newest event that it tells of.
-            arrived_unix_ns: when that came, by the clock here; 0: nobody knows.
+            arrived_unix_ns: when it came, by the clock here; 0: nobody knows.
+            telemetry: what came, whose newest event is now where nobody knows.
         """
         held: MutableMapping[Key, E] = self._kinds[kind]
+        settings = self._settings
         if key not in held:
-            now_ns, most = arrived_unix_ns or newest_unix_ns, self._settings.engines_max
-            if len(held) >= (self._settings.page_engines_max if kind is PageEngine else most):
+            now_ns = arrived_unix_ns or (newest_unix_ns(telemetry) if telemetry else 0)
+            if len(held) >= (settings.page_engines_max if kind is PageEngine else settings.engines_max):
                 heard = {one.last_seen_unix_ns or one.event_unix_ns: one for one in held.values()}
-                if min(heard) >= now_ns - self._settings.timeout_ns:
+                if min(heard) >= now_ns - settings.timeout_ns:
                     self._refuse(key, now_ns)
                     return None
                 self._evict(heard[min(heard)])
@@ -152,7 +154,7 @@ class Joiner:
         before = engine.facts.held()
         changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         if changed and engine.facts.is_another_server(before):
-            engine = self._succeed(engine)
+            self._succeed(engine)
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
         if not engine.is_duplicate and engine.is_due_to_compare():
@@ -169,17 +171,15 @@ class Joiner:
                 self._counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] += 1
                 return
 
-    def _succeed(self, engine: Engine) -> Engine:
+    def _succeed(self, engine: Engine) -> None:
         """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
         old, new = engine.config_id, config_id_of(engine)
         if not old or old == new:
-            return engine
+            return
         self._hold_rows(old, engine, engine.advance(flush=True))
-        heir = self.engines[engine.key] = self._new_emitter(Engine, engine.key)
-        heir.continue_from(engine)
-        heir.config_id = new
+        engine.begin_anew()
+        engine.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
-        return heir
 
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
         """Add what engines told of forward passes."""
@@ -187,17 +187,15 @@ class Joiner:
             told, key, held = [*group], (recording, instance), self.pass_engines
             if key in held and held[key].server != source:  # two publishers under one name are two engines
                 key = recording, f"{instance} ({source})"
-            unix_ns = told[-1].unix_ns
-            engine = self._emitter_for(PassEngine, key, unix_ns, 0 if recording else unix_ns)
+            engine = self._emitter_for(PassEngine, key, told[-1].unix_ns)
             if engine is not None:
                 engine.server = source
                 engine.add(told)
 
     def add_page(self, page: ScrapedPage) -> None:
         """Add what a server's page counted."""
-        arrived_unix_ns = 0 if page.recording else page.unix_ns
         for key, reading in zip(keys_of(page), page.engines, strict=True):
-            engine = self._emitter_for(PageEngine, key, page.unix_ns, arrived_unix_ns)
+            engine = self._emitter_for(PageEngine, key, page.unix_ns)
             if engine is not None:
                 engine.server = page.instance
                 engine.inform(reading, self.resolver)
@@ -239,7 +237,7 @@ class Joiner:
 
     def _find_idle(self, now_unix_ns: int) -> None:
         """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
-        for emitter in self._emitters():
+        for emitter in self.emitters:
             # one heard of later than now: the clock here was set back
             emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
             silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
@@ -247,15 +245,11 @@ class Joiner:
             emitter.is_idle, emitter.is_over = silent_ns >= self._idle_ns, silent_ns >= self._over_ns
             emitter.is_changed |= before != (emitter.is_idle, emitter.is_over)
 
-    def _gives_up_ns(self, emitter: Emitter) -> int:
-        """When the next part of what an emitter holds is given up as it is (the clock here), if nothing comes of it."""
-        return emitter.last_seen_unix_ns + (self._over_ns if emitter.is_idle else self._idle_ns)
-
     def _advance(self, emitter: Emitter, *, flush: bool) -> None:
         """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
-        if before not in ("", now) and all(one.config_id != before for one in self._emitters()):
+        if before not in ("", now) and all(one.config_id != before for one in self.emitters):
             self._held.rename(before, now)
             self._renamed.append(ConfigKeyChanged(before, now))
         rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
@@ -315,7 +309,7 @@ class Joiner:
     def _ordered_rows(self, *, flush: bool) -> list[Rows]:
         """Rows up to the watermark, by configuration; those of one without emitters all leave."""
         awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
-        for emitter in self._emitters():
+        for emitter in self.emitters:
             if not (flush or emitter.is_idle):
                 awaited[emitter.config_id].append(emitter)
         out = []
@@ -327,19 +321,10 @@ class Joiner:
 
     # --- what is held -------------------------------------------------------------------------------------------------
 
-    def _emitters(self) -> Iterator[Emitter]:
-        for held in self._kinds.values():
-            yield from held.values()
-
     @property
-    def emitters(self) -> Mapping[Key, Emitter]:
-        """Everybody who is held; of several under one name, the one that tells most."""
-        return {key: emitter for held in reversed(self._kinds.values()) for key, emitter in held.items()}
-
-    @property
-    def emitters_held(self) -> int:
-        """How many are held."""
-        return len([*self._emitters()])
+    def emitters(self) -> list[Emitter]:
+        """Everybody who is held; of several under one name, the one that tells most comes first."""
+        return [emitter for held in self._kinds.values() for emitter in held.values()]
 
     @property
     def processes_sampled(self) -> int:
@@ -357,12 +342,12 @@ class Joiner:
 
     def config_ids(self) -> list[str]:
         """Configurations of the emitters held."""
-        return sorted({emitter.config_id for emitter in self._emitters()} - {""})
+        return sorted({emitter.config_id for emitter in self.emitters} - {""})
 
     def emitters_by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""
         grouped: dict[str, list[Emitter]] = {}
-        for emitter in sorted(self._emitters(), key=lambda one: one.number):
+        for emitter in sorted(self.emitters, key=lambda one: one.number):
             if emitter.config_id and not emitter.is_duplicate:
                 grouped.setdefault(emitter.config_id, []).append(emitter)
         return grouped
@@ -370,10 +355,11 @@ class Joiner:
     def pending(self) -> list[Pending]:
         """What each emitter holds that has not become rows or has not been emitted, and until when at the latest."""
         pending, rows = [], self._held.by_emitter()
-        for emitter in self._emitters():
+        for emitter in self.emitters:
             held = emitter.pending_steps, emitter.open_requests, rows[emitter.number]
             if any(held) and not emitter.is_over:
-                until_unix_ns = self._gives_up_ns(emitter) if emitter.last_seen_unix_ns else 0
+                silent_ns = self._over_ns if emitter.is_idle else self._idle_ns
+                until_unix_ns = emitter.last_seen_unix_ns + silent_ns if emitter.last_seen_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))
         return pending
 
@@ -386,7 +372,7 @@ class Joiner:
     def take_counts(self) -> Counts:
         """Counts since the last call, and how far behind it is."""
         counts, self._counts = self._counts, Counts()
-        emitters = [*self._emitters()]
+        emitters = self.emitters
         for emitter in emitters:
             counts.merge(emitter.take_counts())
         counts.merge(self.kv.take_counts())
@@ -401,7 +387,7 @@ class Joiner:
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
         return JoinCheckpoint(
-            emitters=[EmitterCheckpoint.of(emitter) for emitter in self._emitters() if not emitter.recording],
+            emitters=[EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording],
             emitter_count=self._emitter_count,
             marks=self._marks.to_checkpoint(),
         ).to_plain()
@@ -437,7 +423,7 @@ class Joiner:
 
         What came before it, by its arrival, need not be read again.
         """
-        needed = [self.held_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self._emitters())]
+        needed = [self.held_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self.emitters)]
         return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
     @property

@@ -33,17 +33,12 @@ _REPEATED = 64
 
 
 class PassEngine(Emitter):
-    """What an :class:`~collector.join.engine.Engine` is for steps, for forward passes; nobody keeps its records.
-
-    Attributes:
-        server: the endpoint of its publisher.
-    """
+    """What an :class:`~collector.join.engine.Engine` is for steps, for forward passes; nobody keeps its records."""
 
     quality = Quality.FPM
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
-        self.server = ""
         self._last = -1
         self._passed_unix_ns = 0
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
@@ -72,19 +67,16 @@ class PassEngine(Emitter):
                 if 0 <= behind < _REPEATED:
                     self.count(JoinEvent.DUPLICATE)
                     continue
-                self._count_jump(behind)
+                if behind < 0:
+                    self.count(JoinEvent.MISSING, -behind - 1)
+                else:
+                    self.count(JoinEvent.ENGINE_RESTART)
+                    self._warm_ups.clear()
             self._last = passed.counter
             if not passed.is_empty:
                 self._passes[passed.target].append(passed)
                 self._passed_unix_ns = max(self._passed_unix_ns, passed.unix_ns)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
-
-    def _count_jump(self, behind: int) -> None:
-        if behind > 0:
-            self.count(JoinEvent.ENGINE_RESTART)
-            self._warm_ups.clear()
-        else:
-            self.count(JoinEvent.MISSING, -behind - 1)
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
         """Rows since the last call; those of a young process are held until its pace is known."""

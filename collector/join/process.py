@@ -14,6 +14,7 @@ later one.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 
 import numpy as np
@@ -44,9 +45,9 @@ from .inferred import (
     trusted_missing_steps,
     waiting_steps,
 )
-from .requests import PendingRequest, PendingRequests, RequestRow, request_block, rows_of
+from .requests import PendingRequest, RequestRow, request_block, rows_of
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
-from .window import Cells, StepWindow
+from .window import StepWindow
 
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
@@ -61,6 +62,7 @@ class EngineProcess:
     Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 
     Attributes:
+        is_exact: summaries say all: with contexts, and with when each step was done.
         first_summary_step: smallest step id of a summary; 0 without any.
         longest_run_ns: of the requests that ended.
         emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
@@ -72,13 +74,14 @@ class EngineProcess:
         self.calibration = calibration
         self.votes = SchedulingVotes()
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
-        self.has_summaries = self.has_journeys = self.has_exact_context = self.has_done_stamps = False
+        self.has_summaries = self.has_journeys = self.has_exact_context = self.is_exact = False
         self.longest_run_ns = 0
         self.window = StepWindow()
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv: KvTimeline | None = None
         """Its publisher of KV events, once known."""
-        self.requests = PendingRequests(settings.requests_max)
+        self.requests: list[PendingRequest] = []
+        """A heap of those that ended and wait, by their end."""
         self.emitted_to = self.learned_to = 0
         self._emitted_unix_ns = 0
         self._chunks: list[Chunks] = []
@@ -93,8 +96,12 @@ class EngineProcess:
     @property
     def needed_unix_ns(self) -> int:
         """Event time from which on its telemetry is needed for the rows to come."""
-        by_requests_ns = self.requests.needed_unix_ns
-        return self.safe_unix_ns if by_requests_ns is None else min(self.safe_unix_ns, by_requests_ns)
+        return min(self.safe_unix_ns, self._queue_needed_unix_ns)
+
+    @property
+    def _queue_needed_unix_ns(self) -> int:
+        """From when on requests that wait need the steps, for the queue that each met; now where none waits."""
+        return min((request.queue_unix_ns for request in self.requests), default=self.event_unix_ns)
 
     @property
     def pending_steps(self) -> int:
@@ -108,27 +115,10 @@ class EngineProcess:
         self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
 
-    def _record_summaries(self, steps: StepColumns) -> None:
-        """Step summaries came: what they carry."""
-        self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
-        self.has_summaries = True
-        self.has_exact_context |= bool((steps["context_tokens_single"] != MISSING).any())
-        self.has_done_stamps |= bool((steps["ts_done_ns"] > 0).any())
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether summaries say all: with contexts, and with when each step was done."""
-        return self.has_exact_context and self.has_done_stamps
-
     @property
     def is_asynchronous(self) -> bool:
         """Whether rows are made as of an engine that schedules a step while the one before it runs."""
         return self.votes.decided is Scheduling.ASYNC
-
-    @property
-    def budget_tokens(self) -> float | None:
-        """Token budget of a step; None where nobody says it."""
-        return self.calibration.facts.number("max_num_batched_tokens")
 
     @property
     def _kv_lateness_ns(self) -> int:
@@ -144,36 +134,18 @@ class EngineProcess:
             return Quality.STEPS_PLUS
         return Quality.SAMPLED if self.calibration.step_share < 1.0 else Quality.STEPS
 
-    @property
-    def knows_source(self) -> bool:
-        """Whether it can be told where decode context comes from: whether journeys will come."""
-        return self.has_exact_context or self.has_journeys or self._has_waited
+    def _decide_mode(self, view: StepView, *, waited: bool) -> None:
+        """Decide the scheduling mode by the end stamps of these steps, or few of them where these have ``waited``.
 
-    @property
-    def _has_waited(self) -> bool:
-        return self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
-
-    def decide_mode(self, steps: Cells, cells: Cells, *, flush: bool) -> bool:
-        """Decide the scheduling mode by these steps where it is not; False while end stamps may still tell it.
-
-        Without end stamps it is what the configuration says, and rows are made as of a synchronous engine if that says
-        nothing.
+        Where hardly a stamp tells it, it is what the configuration says.
         """
-        if self.votes.decided is not Scheduling.UNKNOWN:
-            return True
-        shown = SchedulingVotes()
-        shown.add(StepView(steps, cells, asynchronous=False))
-        fact = self.calibration.facts.get("async_scheduling")
-        if shown.decided is not Scheduling.UNKNOWN:
-            self.votes.decided = shown.decided
-        elif self.has_journeys and not (flush or self._has_waited):
-            return False
-        elif isinstance(fact, bool):
-            self.votes.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
-        elif flush or self.has_journeys:
-            shown.sync, shown.asynchronous = shown.sync + self.votes.sync, shown.asynchronous + self.votes.asynchronous
-            self.votes.decided = shown.majority
-        return True
+        shown, fact = SchedulingVotes(), self.calibration.facts.get("async_scheduling")
+        shown.add(view)
+        if shown.decided is Scheduling.UNKNOWN and isinstance(fact, bool):
+            shown.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
+        elif shown.decided is Scheduling.UNKNOWN and self.has_journeys and waited:
+            shown.decided = shown.majority
+        self.votes.decided = shown.decided
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -188,7 +160,11 @@ class EngineProcess:
         engine.count(JoinEvent.ENGINE_CONFLICT, other)
         engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
-        self._record_summaries(steps)
+        self.has_summaries = True
+        has_context = steps["context_tokens_single"] != MISSING
+        self.has_exact_context |= bool(has_context.any())
+        self.is_exact |= bool((has_context & (steps["ts_done_ns"] > 0)).any())
+        self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         if len(snapshots):
             self.window.add_snapshots(snapshots)
 
@@ -205,7 +181,10 @@ class EngineProcess:
             self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
         queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
         request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns)
-        engine.count(JoinEvent.OPEN_REQUESTS_EVICTED, self.requests.add(request))
+        heapq.heappush(self.requests, request)
+        if len(self.requests) > self._settings.requests_max:
+            heapq.heappop(self.requests)
+            engine.count(JoinEvent.OPEN_REQUESTS_EVICTED)
         return request
 
     def _lay(self, span: CoreSpan, runs: tuple[Run, ...]) -> bool:
@@ -243,8 +222,9 @@ class EngineProcess:
 
     def _pass_steps(self, *, idle: bool, flush: bool) -> None:
         window, ending = self.window, idle or flush
-        if not (window.size and (self.knows_source or ending)):
-            return
+        waited = ending or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
+        if not (window.size and (self.has_exact_context or self.has_journeys or waited)):
+            return  # whether journeys will come, which have the decode context, is not known
         self._give_up_before(window.base)
         first = self.emitted_to or window.base
         steps, cells = window.columns(first, window.newest_step + 1)
@@ -252,13 +232,13 @@ class EngineProcess:
             late_ns = max(self._settings.lateness_ns, self._kv_lateness_ns)
             final = len(steps) if ending else exact.final_steps(steps, cells, self.event_unix_ns - late_ns)
             self._pass_exact(first, first + final, ending=ending)
-        elif self.decide_mode(steps, cells, flush=ending):
-            if flush:
-                stop = window.newest_step + 2
-            else:
-                view = StepView(steps, cells, asynchronous=self.is_asynchronous)
-                stop = first + (self._told_steps(view) if idle else self._final_steps(view))
-            self._pass_blocks(stop, idle=idle, flush=flush)
+            return
+        if self.votes.decided is Scheduling.UNKNOWN:
+            self._decide_mode(StepView(steps, cells, asynchronous=False), waited=waited)
+        if self.votes.decided is not Scheduling.UNKNOWN or not self.has_journeys:
+            view = StepView(steps, cells, asynchronous=self.is_asynchronous)
+            final = self._told_steps(view) if idle else self._final_steps(view)
+            self._pass_blocks(window.newest_step + 2 if flush else first + final, idle=idle, flush=flush)
 
     def _give_up_before(self, base: int) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
@@ -271,8 +251,7 @@ class EngineProcess:
 
     def _final_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are final."""
-        now_unix_ns = self.event_unix_ns
-        by_journeys = self.has_journeys and not self.has_exact_context
+        now_unix_ns, by_journeys = self.event_unix_ns, self.has_journeys and not self.has_exact_context
         final, unix_ns = completed_steps(
             view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings
         )
@@ -319,7 +298,8 @@ class EngineProcess:
             if opening and end % block_steps and not (idle or flush):
                 break  # what the block teaches holds for its own rows
             asynchronous = self.is_asynchronous
-            self._chunks = split_chunks(self._chunks, window, end, self.budget_tokens, asynchronous=asynchronous)
+            budget_tokens = calibration.facts.number("max_num_batched_tokens")
+            self._chunks = split_chunks(self._chunks, window, end, budget_tokens, asynchronous=asynchronous)
             if opening:
                 self._learn(end, idle=idle)
             last = flush and end == stop
@@ -332,9 +312,6 @@ class EngineProcess:
         """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
         window, calibration = self.window, self.calibration
         first = self.emitted_to or window.base
-        _, latest = window.columns(max(first, stop - self._settings.block_rows) - 1, stop + 1)
-        if not (latest["seen"] | (latest["completed_ns"] > 0) | (latest["scheduled_ns"] > 0)).any():
-            return  # a hole: no boundary since the last call
         view = StepView(*window.columns(first - 1, stop + 1), asynchronous=self.is_asynchronous)
         stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
         if self.has_summaries and sampled:
@@ -415,7 +392,8 @@ class EngineProcess:
             waited = request.api is not None or request.span.end_unix_ns <= grace_unix_ns
             return flush or (self.emitted_to > request.last_step and waited)
 
-        for request in self.requests.take(is_final):
+        while self.requests and is_final(self.requests[0]):
+            request = heapq.heappop(self.requests)
             end_unix_ns = request.span.end_unix_ns
             if self.warm_up.spanned(request.start_unix_ns, end_unix_ns):
                 engine.count(RowDrop.WARM_UP)
@@ -435,7 +413,7 @@ class EngineProcess:
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left, and of the memory that they and others took."""
         if self.emitted_to:
-            self.window.forget_before(self.emitted_to - _STEPS_BEFORE, now=True)
+            self.window.hold(max(self.emitted_to - _STEPS_BEFORE, self.window.base), self.window.newest_step)
 
     def _forget_steps(self) -> None:
         """Drop steps whose rows have left; with journeys, only those older than the timeout.
@@ -446,8 +424,7 @@ class EngineProcess:
             return
         horizon_ns = self.event_unix_ns
         if self.has_journeys:
-            needed_ns = self.requests.needed_unix_ns
-            horizon_ns = min(horizon_ns - self._settings.timeout_ns, horizon_ns if needed_ns is None else needed_ns)
+            horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
         self.window.forget_until(horizon_ns, self.emitted_to - _STEPS_BEFORE)
 
 

@@ -11,7 +11,7 @@ preemption_gap  PREEMPTED -> SCHEDULED
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -39,46 +39,15 @@ class PendingRequest:
     start_unix_ns: int
     api: ApiSpan | None = None
 
-
-class PendingRequests:
-    """Of one engine process; bounded by ``requests_max``."""
-
-    def __init__(self, requests_max: int) -> None:
-        self._requests_max = requests_max
-        self._pending: list[PendingRequest] = []
-
-    def __len__(self) -> int:
-        """How many wait."""
-        return len(self._pending)
-
     @property
-    def needed_unix_ns(self) -> int | None:
-        """From when on they need the steps, for the queue that each met; None while none waits."""
-        queued_ns = (request.queued_unix_ns for request in self._pending)
-        return min((unix_ns - _QUEUE_STATE_AGE_NS for unix_ns in queued_ns), default=None)
+    def queue_unix_ns(self) -> int:
+        """From when on steps may tell the queue that it met."""
+        return self.queued_unix_ns - _QUEUE_STATE_AGE_NS
 
-    def add(self, request: PendingRequest) -> int:
-        """Take one more; returns how many others had to go."""
-        self._pending.append(request)
-        if len(self._pending) <= self._requests_max:
-            return 0
-        # a sixteenth at once: sorting for every request that comes would be quadratic
-        self._sort()
-        evicted = len(self._pending) // 16 + 1
-        del self._pending[:evicted]
-        return evicted
-
-    def take(self, is_final: Callable[[PendingRequest], bool]) -> list[PendingRequest]:
-        """Those that wait no longer, in order of their end; the first one that must wait holds the others back."""
-        self._sort()
-        waits = (number for number, request in enumerate(self._pending) if not is_final(request))
-        final = next(waits, len(self._pending))
-        taken, self._pending = self._pending[:final], self._pending[final:]
-        return taken
-
-    def _sort(self) -> None:
-        """Equal ends by span id, so that arrival does not show."""
-        self._pending.sort(key=lambda request: (request.span.end_unix_ns, request.span.span_id))
+    def __lt__(self, other: PendingRequest) -> bool:
+        """The one that ended first; equal ends by span id, so that arrival does not show."""
+        one, two = self.span, other.span
+        return (one.end_unix_ns, one.span_id) < (two.end_unix_ns, two.span_id)
 
 
 class RequestRow(NamedTuple):

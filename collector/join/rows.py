@@ -144,19 +144,13 @@ class WarmUp:
 
     def pass_through(self, rows: list[RowBlock], counts: Counts, *, flush: bool) -> RowBlock:
         """Rows free to be learned now; none while they are held. Those that are dropped are counted."""
-        if not self.over:
-            self._held += rows
-            if sum(len(block) for block in self._held) < self.rows_min and not flush:
-                rows = []
-            else:
-                rows, self._held = self._held, []
-        block = RowBlock.concatenate(rows) if rows else RowBlock.empty(STEP_FEATURES)
-        return block if self.over or not rows else self._judge(block, counts)
-
-    def _judge(self, block: RowBlock, counts: Counts) -> RowBlock:
-        self.over = True
-        if len(block) == 0:
+        self._held += rows
+        if not self._held or not (self.over or flush or sum(map(len, self._held)) >= self.rows_min):
+            return RowBlock.empty(STEP_FEATURES)
+        block, self._held = RowBlock.concatenate(self._held), []
+        if self.over or not len(block):
             return block
+        self.over = True
         pace_us = block.elapsed_us / block.steps
         compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
         compiling[_FIRST_ROWS:] = False

@@ -74,7 +74,7 @@ class StepWindow:
             self.forget_before(newest - steps_max + 1)
         first = min(self.base, max(first_step, keep_from, newest - steps_max + 1))
         if first < self.base or newest - first >= len(self.steps):
-            self._hold(first, newest)
+            self.hold(first, newest)
         self.newest_step = newest
 
     def columns(self, first_step: int, stop_step: int) -> tuple[Cells, Cells]:
@@ -94,10 +94,10 @@ class StepWindow:
         younger = np.flatnonzero(self.rebuilt["seen"][behind] & (self.steps["unix_ns"][behind] > unix_ns))
         self.forget_before(self.base + int(younger[0]) if len(younger) else keep_from)
 
-    def forget_before(self, step: int, *, now: bool = False) -> None:
-        """Drop ids below ``step`` and the memory that they took: now, or when that is half of the columns."""
-        if now or step - self.base >= max(_GROWTH_STEPS, self.size // 2):
-            self._hold(max(step, self.base), self.newest_step)
+    def forget_before(self, step: int) -> None:
+        """Drop ids below ``step`` and the memory that they took, when that is half of the columns."""
+        if step - self.base >= max(_GROWTH_STEPS, self.size // 2):
+            self.hold(step, self.newest_step)
 
     def add_summaries(self, steps: StepColumns) -> tuple[Ints, int, int]:
         """Place summaries by id, up to the newest that is reachable.
@@ -106,21 +106,15 @@ class StepWindow:
         known step: another engine's, under one instance id.
         """
         behind = int(np.count_nonzero(steps["step_id"] < self.base))
-        if behind or not (np.diff(steps["step_id"]) > 0).all():
-            steps = steps[np.unique(steps["step_id"], return_index=True)[1]]
-            steps = steps[steps["step_id"] >= self.base]
+        steps = steps[np.unique(steps["step_id"], return_index=True)[1]]
+        steps = steps[steps["step_id"] >= self.base]
         index = steps["step_id"] - self.base
         known = self.rebuilt["seen"][index]
-        other = 0
-        if known.any():
-            other = int(np.count_nonzero(known & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])))
-            index, steps = index[~known], steps[~known]
-        if len(index):
-            first, last = int(index[0]), int(index[-1])
-            here: slice | Ints = slice(first, last + 1) if last - first + 1 == len(index) else index
-            for name in _SUMMARY_FIELDS:
-                self.steps[name][here] = steps[name]
-            self.rebuilt["seen"][here] = True
+        other = int(np.count_nonzero(known & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])))
+        index, steps = index[~known], steps[~known]
+        for name in _SUMMARY_FIELDS:
+            self.steps[name][index] = steps[name]
+        self.rebuilt["seen"][index] = True
         return steps["step_id"], behind, other
 
     def add_snapshots(self, snapshots: SnapshotColumns) -> None:
@@ -134,7 +128,7 @@ class StepWindow:
         np.add.at(self.rebuilt["snapshot_tokens"], index, snapshots["scheduled_tokens"])
         np.add.at(self.rebuilt["snapshot_context_tokens"], index, context)
 
-    def _hold(self, first_step: int, last_step: int) -> None:
+    def hold(self, first_step: int, last_step: int) -> None:
         """Move to memory for these ids and some more: what is held of them stays, the rest is let go of."""
         size = max(last_step - first_step + 1, 0)
         kept = slice(max(first_step, self.base), min(last_step, self.newest_step) + 1)

@@ -79,7 +79,7 @@ class UnlearnedExports:
 
     def first_needed(self, joiner: Joiner, following: int) -> int:
         """Number of the oldest entry that is not learned; ``following`` where all are."""
-        needed = {key[1]: emitter.needed_unix_ns for key, emitter in joiner.emitters.items()}
+        needed = {emitter.instance: emitter.needed_unix_ns for emitter in reversed(joiner.emitters)}
         held, oldest = joiner.held_rows_unix_ns, joiner.needed_unix_ns
 
         def is_learned(instance: str, newest_unix_ns: int) -> bool:

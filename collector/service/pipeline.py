@@ -121,7 +121,7 @@ class Pipeline:
         And how many were asked something lately: what is said of their load ends with it.
         """
         joiner = self.joiner
-        held = joiner.emitters_held, joiner.processes_sampled
+        held = len(joiner.emitters), joiner.processes_sampled
         return self.learned_rows, *held, len(self._quarantined), self._load.processes
 
     def workload_of(self, config_id: str) -> WorkloadProfile | None:

@@ -53,7 +53,7 @@ def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, m
 def test_what_pages_alone_taught_survives_a_restart(tmp_path):
     with scraped_server() as settings:
         with running_sidecar(tmp_path, **settings) as sidecar:
-            eventually(lambda: sidecar.pipeline.joiner.emitters_held == 1)
+            eventually(lambda: len(sidecar.pipeline.joiner.emitters) == 1)
         known = sidecar.pipeline.joiner.config_ids()
     with running_sidecar(tmp_path, **settings) as again:
         assert metric(again.http_port, 'tracefit_state_restored{outcome="checkpoint"}') == 1

@@ -76,7 +76,6 @@ class PageEngine(Emitter):
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
-        self.server = ""
         self.windows = ScrapeWindows()
         self.completeness = Completeness()
         self.spans: dict[Key, Completeness] = {}

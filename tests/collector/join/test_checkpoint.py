@@ -97,9 +97,9 @@ def test_what_an_engine_claims_of_its_first_steps_leaves_a_checkpoint_that_all_c
 
 def test_the_longest_request_that_can_be_said_leaves_a_checkpoint_that_all_can_start_from(before):
     (engine,) = before.joiner.engines.values()
-    engine.newest_process.longest_run_ns = TIME_MAX
+    engine.process.longest_run_ns = TIME_MAX
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
-    assert after.engines[engine.key].newest_process.longest_run_ns == TIME_MAX
+    assert after.engines[engine.key].process.longest_run_ns == TIME_MAX
 
 
 def test_front_ends_as_many_as_a_page_says_leave_a_checkpoint_that_all_can_start_from():

@@ -53,8 +53,8 @@ def test_when_memory_is_short_what_is_pending_is_learned_and_let_go_of():
     pipeline.shed_memory()
     assert pipeline.learned_rows > 0.9 * before.steps
     assert pipeline.pending() == []
-    (engine,) = pipeline.joiner.emitters.values()
-    assert engine.newest_process.window.size <= 3, "the step before the next row stays"
+    (engine,) = pipeline.joiner.emitters
+    assert engine.process.window.size <= 3, "the step before the next row stays"
     pipeline.process(exports[half:])
     pipeline.flush()
     targets = pipeline.snapshot(0, 1).configs[0].targets

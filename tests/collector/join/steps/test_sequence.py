@@ -63,7 +63,7 @@ class Feed:
     @property
     def next_step(self) -> int:
         """The step that begins where the newest row ends."""
-        return self.engine.newest_process.emitted_to
+        return self.engine.process.emitted_to
 
     def column(self, name: str) -> np.ndarray:
         return self.block.raw[:, COLUMN[name]]
@@ -234,7 +234,7 @@ def test_what_is_behind_the_window_is_forgotten_and_counted_late():
     feed.summaries(range(1, 20)).journeys(run.jobs[:1])
     assert feed.events[JoinEvent.STEP_LATE] == 19
     assert feed.events[JoinEvent.JOURNEY_LATE] == before + 1
-    assert feed.engine.newest_process.window.size < 5000
+    assert feed.engine.process.window.size < 5000
 
 
 def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends(run):

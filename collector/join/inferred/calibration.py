@@ -66,8 +66,8 @@ class SchedulingVotes(msgspec.Struct):
 class Sums(msgspec.Struct):
     """What steps add up to.
 
-    ``context_tokens``, ``blocks`` and ``usage`` (of the whole cache) are of the same steps, and so are
-    ``prompt_tokens``, as journeys tell them, and ``computed_tokens``, which summaries tell.
+    ``context_tokens`` and ``blocks`` are of the same steps, and so are ``prompt_tokens``, as journeys tell them, and
+    ``computed_tokens``, which summaries tell.
     """
 
     context_tokens: Amount = 0.0
@@ -76,7 +76,6 @@ class Sums(msgspec.Struct):
     summary_requests: Amount = 0.0
     steps: Amount = 0.0
     holes: Amount = 0.0
-    usage: Amount = 0.0
     prompt_tokens: Amount = 0.0
     computed_tokens: Amount = 0.0
 
@@ -122,23 +121,11 @@ class EngineCalibration:
         context = np.where(snapped, view.cells["snapshot_context_tokens"], view.context_tokens)
         block.context_tokens += float(context @ exact)
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
-        block.usage += float(np.nansum(steps["kv_usage_ratio"][exact]))
 
     def end_block(self) -> None:
         """What the block taught is in force from here on."""
         self.sums.fold(self._block)
         self._block, self.learned = Sums(), True
-
-    def usage_by(self, tokens: Floats) -> Floats:
-        """Share of the cache that so many tokens fill, (m,); NaN while nothing is known of its size."""
-        size, blocks = self.facts.number("block_size"), self.facts.number("num_gpu_blocks")
-        if self.sums.usage > 0.0 and self.sums.context_tokens > 0.0:
-            per_token = self.sums.usage / self.sums.context_tokens
-        elif size and blocks:
-            per_token = 1.0 / (size * blocks)
-        else:
-            return np.full(len(tokens), np.nan)
-        return np.asarray(np.clip(tokens * per_token, 0.0, 1.0))
 
     def context_by_blocks(self, steps: Cells) -> Floats:
         """Decode context from blocks in use, shape (m,); NaN while nothing is known.

@@ -11,8 +11,7 @@ Each boundary keeps its best stamp.
 
 A step with a summary takes everything from it but the decode context, which most summaries do not carry: that comes
 from the step's journeys if all are here, else from request snapshots, else from KV blocks in use. A step without a
-summary is rebuilt from journeys: so are the requests that run in it, and how full their contexts leave the cache, where
-its size is known. What is not known is NaN; nothing is interpolated.
+summary is rebuilt from journeys: so are the requests that run in it. What is not known is NaN; nothing is interpolated.
 """
 
 from __future__ import annotations
@@ -137,7 +136,6 @@ def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
             "decode_requests": decoding,
             "decode_tokens": decoding,
             "decode_context_tokens": view.context_tokens * scale,
-            "kv_usage_ratio": calibration.usage_by((view.context_tokens + view.prefill_tokens) * scale),
             "requests": requests,
             "running": requests,
         }

@@ -164,11 +164,13 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         if name not in told:
             raise Rejected(lacks)
     e2e_s, lasted_s = told.pop("e2e_s"), (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-    told.setdefault("decode_s", e2e_s - told["first_token_s"])
+    first_token_s = told["first_token_s"]
+    decode_s = told.setdefault("decode_s", e2e_s - first_token_s)
     if (
         told.get("cached_tokens", 0) > told["prompt_tokens"]
-        or (told["output_tokens"] > 1 and told["decode_s"] == 0.0)
-        or abs(lasted_s - e2e_s) > words.SPAN_SLACK_S
+        or decode_s < 0.0
+        or (told["output_tokens"] > 1 and decode_s == 0.0)
+        or first_token_s + decode_s > lasted_s + words.SPAN_SLACK_S
     ):
         raise Rejected(Skip.INVALID)
     return RequestSpan(

@@ -37,8 +37,8 @@ TRACE_ID_BYTES: Final = 16
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
 COUNT_MAX: Final = (1 << 31) - 1
-SPAN_SLACK_S: Final = 60.0
-"""A request's span and its end-to-end latency differ by milliseconds; beyond this, one of them is false."""
+SPAN_SLACK_S: Final = 1.0
+"""The last token may not be later than the end of its span by more: that ends when the token was handed out."""
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
 UNIX_MAX: Final = 4_102_444_800 * 10**9  # 2100-01-01
 AHEAD_MAX_NS: Final = 300 * 10**9

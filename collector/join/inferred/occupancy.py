@@ -105,8 +105,6 @@ class DecodeBatch:
 
 _OUTPUT_TOKENS_MAX = 131_072
 """A request of more output tokens gives no row: it would have a line of features for each."""
-_SLACK_NS = 10**9
-"""The last token may not be later than the span's own end by more: the span ends when that token was handed out."""
 _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
 _BATCH_NS = 5 * 10**9
@@ -212,21 +210,17 @@ class ApiProcess(Emitter):
         if span.output_tokens < 1:
             self.count(RowDrop.INCOMPLETE)
             return
-        decode_s = span.decode_s
-        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + decode_s) * 1e9) if decode_s >= 0 else 0
-        if not end_unix_ns or end_unix_ns > span.end_unix_ns + _SLACK_NS:
-            self.count(RowDrop.TIME_ORDER)
-            return
         if span.output_tokens > _OUTPUT_TOKENS_MAX:
             self.count(RowDrop.TOO_LONG)
             return
+        end_unix_ns = span.arrival_unix_ns + int((span.first_token_s + span.decode_s) * 1e9)
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or span.end_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
         request = HeldRequest(
-            *(span.arrival_unix_ns, end_unix_ns, first_s, first_s + decode_s),
+            *(span.arrival_unix_ns, end_unix_ns, first_s, first_s + span.decode_s),
             *(float(span.prompt_tokens), span.output_tokens, span.cached_tokens),
             *(span.first_token_s, span.queue_s, span.prefill_s),
         )

@@ -107,16 +107,13 @@ class Sending(NamedTuple):
 
 
 def find_recording() -> Path:
-    """The recording that comes along; StartError if it was removed."""
+    """The recording that comes along."""
     return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
 
 
 def _found(*places: Path) -> Path:
     """The first that is there: what comes along lies in a checkout, or in an installed package."""
-    for path in places:
-        if path.is_file():
-            return path
-    raise StartError(f"there is no recording {places[-1]}")
+    return next(filter(Path.is_file, places), places[-1])
 
 
 Tape = Sequence[tuple[Received, bytes]]
@@ -126,7 +123,7 @@ Tape = Sequence[tuple[Received, bytes]]
 def read_tape(recording: Path) -> Tape:
     """A recording, with the times of its receipt."""
     exports = (export.payload for export in Recording(recording, note).exports())
-    return list(zip(read_index(recording), exports, strict=False))
+    return list(zip(receipts_of(recording), exports, strict=False))
 
 
 def gpu_tape(clock: Clock, instance: str = "h100-0") -> Tape:
@@ -138,14 +135,6 @@ def gpu_tape(clock: Clock, instance: str = "h100-0") -> Tape:
     return [
         (Received(unix_ns + ns, mono_ns + ns), payload) for ns, payload in exports(table, instance, unix_ns, mono_ns)
     ]
-
-
-def read_index(recording: Path) -> list[Received]:
-    """The receive times beside a recording; StartError without them."""
-    index = receipts_of(recording)
-    if not index:
-        raise StartError(f"a demo needs the receive times of {recording}, and there are none beside it")
-    return index
 
 
 def throttling(index: Sequence[Received], factor: float) -> Stamps:
@@ -179,7 +168,7 @@ def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable
     """Send each export when it is due; ``watch`` is called with the recorded seconds while there is time.
 
     Raises:
-        StartError: nothing answers, or an export is refused for good.
+        StartError: nothing answers in time, or an export is refused for good.
     """
     pause, start_ns, recorded_s = threading.Event(), clock.monotonic_ns(), 0.0
     with grpc.insecure_channel(target) as channel:
@@ -190,10 +179,8 @@ def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable
                 pause.wait(min(early_s, POLL_S))
             while (code := _code_of(export, sending.payload)) in _RETRYABLE:
                 pause.wait(RETRY_S)
-            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise StartError(f"nothing answers at {target}")
             if code is not grpc.StatusCode.OK:
-                raise StartError(f"the sidecar refused an export: {code.name}")
+                raise StartError(f"the sidecar took no export: {code.name}")
             recorded_s = sending.recorded_s
         watch(recorded_s)
 

@@ -42,15 +42,13 @@ Resolve = Callable[[str, int], list[str]]
 
 
 class StateSource(NamedTuple):
-    """One state, called by where it is: over HTTP, or a file.
+    """One state, called by where it is: an address of HTTP, or a file.
 
-    ``url`` is what is asked for over HTTP, at one ``address`` of several behind its name; ``problem``: why a source
-    could not be looked at.
+    ``url`` has the name behind which the address was found; ``problem``: why a source could not be looked at.
     """
 
     name: str
     url: str = ""
-    address: str = ""
     problem: str = ""
 
 
@@ -80,10 +78,10 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
         return
     asked = _state_url(source.removeprefix(_DNS))
     if not source.startswith(_DNS):
-        yield StateSource(str(asked), url=str(asked))
+        yield StateSource(str(asked))
         return
     for address in resolve(asked.host or "", asked.port or 0):
-        yield StateSource(str(asked.with_host(address)), str(asked), address)
+        yield StateSource(str(asked.with_host(address)), str(asked))
 
 
 def _below(source: str) -> Iterator[StateSource]:
@@ -152,16 +150,16 @@ async def _fetch(
     """Bring a state here; why it is not taken."""
     if place.problem:
         return PullOutcome.UNREACHABLE, place.problem
-    if not place.url:
+    if "://" not in place.name:
         shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
         return None
-    headers, url, host = {"Accept-Encoding": "identity"}, place.url, None
+    headers, host = {"Accept-Encoding": "identity"}, None
     if word := token():
         headers["Authorization"] = f"Bearer {word}"
-    if place.address:  # of the many behind the name, which stays what is asked for
+    if place.url:  # the name stays what is asked for
         asked = URL(place.url)
-        url, host, headers["Host"] = place.name, asked.host, asked.raw_authority
-    async with session.get(url, headers=headers, allow_redirects=False, server_hostname=host) as response:
+        host, headers["Host"] = asked.host, asked.raw_authority
+    async with session.get(place.name, headers=headers, allow_redirects=False, server_hostname=host) as response:
         if response.status != http.HTTPStatus.OK:
             outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
             meant = "; is pages_state on there?" if response.status == http.HTTPStatus.NOT_FOUND else ""

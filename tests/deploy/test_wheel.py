@@ -26,7 +26,7 @@ def installed(tmp_path_factory):
 
 DEMO = """
 from collector.commands.demo import *
-print(find_recording(), len(read_index(find_recording())), len(gpu_tape(SystemClock())), sep="\\n")
+print(find_recording(), len(read_tape(find_recording())), len(gpu_tape(SystemClock())), sep="\\n")
 """
 
 

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from collector.commands.ask import shown_lines
-from collector.commands.demo import find_recording, read_index, restamped, schedule, throttling
+from collector.commands.demo import find_recording, restamped, schedule, throttling
 from collector.decode import Export
-from collector.recordings import Recording
+from collector.recordings import Recording, receipts_of
 from tests.bench.figures import recorded
 from tests.support.clocks import FakeClock
 from tests.support.command_lines import parsed
@@ -108,7 +108,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, 
     assert live.command == f"tracefit demo --throttle {FACTOR}"
     recording = find_recording()
     said("curl http://localhost:9464/snapshot > healthy/snapshot.json", sidecar)
-    slow = throttling(read_index(recording), FACTOR)
+    slow = throttling(receipts_of(recording), FACTOR)
     exports = Recording(recording, print).exports()
     with served(
         (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns

@@ -7,11 +7,9 @@ import pytest
 from collector.commands.demo import (
     forget_last_run,
     gpu_tape,
-    read_index,
 )
 from collector.commands.gpu import StepTimes
 from collector.recordings import Recording
-from collector.runtime.filesystem import StartError
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import replayed
 from tracefit import load
@@ -36,8 +34,3 @@ def test_a_second_demo_begins_with_nothing_learned(tmp_path):
         (tmp_path / name).write_bytes(b"of the last run")
     forget_last_run(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-def test_a_recording_without_receive_times_is_one_clear_sentence(tmp_path):
-    with pytest.raises(StartError, match="receive times"):
-        read_index(tmp_path / "otlp.pb.gz")

@@ -127,8 +127,9 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        self._memory = self._make_memory_relief(clock)
-        told = metrics, clock, self._io, health, self.queue.notify, self._memory.guard.is_short
+        memory = MemoryGuard(limit_bytes(config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
+        self._memory = self._make_memory_relief(memory.limit_bytes, clock)
+        told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         self._scraper = Scraper(config, clock, self._io, partial(metrics.add, table.SCRAPES, 1, "counters"), health)
@@ -239,8 +240,7 @@ class Sidecar:
             on_death=on_death,
         )
 
-    def _make_memory_relief(self, clock: Clock) -> MemoryLimiter:
-        limit = limit_bytes(self.config.memory_limit_mib, cgroup_limit_bytes())
+    def _make_memory_relief(self, limit: int | None, clock: Clock) -> MemoryLimiter:
         self.metrics.set(table.CAPACITY_BYTES, limit or 0, "memory")
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)

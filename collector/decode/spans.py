@@ -253,7 +253,7 @@ class _Resource:
     def add(self, scope: str, span: Span) -> None:
         """Add a span, and count it and its events."""
         events, counts = len(span.events), self._counts
-        counts[table.SDK_DROPPED_EVENTS] += span.dropped_events_count
+        counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
         try:
             if scope == words.STEP_SCOPE:
                 self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))

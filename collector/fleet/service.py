@@ -111,7 +111,6 @@ class FleetService:
         self._pulled = pulled = self._puller.pull()
         took_s = (self._clock.monotonic_ns() - start_ns) / 1e9
         metrics = self.metrics
-        metrics.add(table.FLEET_PULLS)
         ((_, outcomes),) = table.FLEET_SOURCES.labels
         for outcome in outcomes:
             number = sum(source.outcome == outcome for source in pulled.sources)
@@ -119,8 +118,6 @@ class FleetService:
         if pulled.problem:
             metrics.add(table.FLEET_PULL_FAILURES)
         else:
-            engines = {engine for source in pulled.sources for engine in source.engines}
-            metrics.set(table.FLEET_ENGINES, len(engines))
             metrics.set(table.FLEET_WRITTEN, self._clock.unix_nano() / 1e9)
         self._tell(pulled)
         return max(self._interval_s - took_s, 0.0)

@@ -145,7 +145,7 @@ class _Subscription:
     def count_number(self, stream: int, number: int, counts: Counts) -> None:
         """A message of this number came: those before it that did not are missing; a smaller one is a new start."""
         expected = self._expected.get(stream, 0)
-        counts[table.KV_MISSING] += number - expected if number >= expected else number
+        counts[table.KV_MISSING,] += number - expected if number >= expected else number
         self._expected[stream] = number + 1
 
 

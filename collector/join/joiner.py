@@ -379,7 +379,7 @@ class Joiner:
         counts[table.SIZE, "engines"] = max(len(self.engines), len(self.api_processes))
         counts[table.LIMIT_EXCEEDED, "engines"] = len(self._refused)
         behind_ns = max((each.event_unix_ns - each.safe_unix_ns for each in emitters), default=0)
-        counts[table.WATERMARK_AGE] = behind_ns / 1e9
+        counts[table.WATERMARK_AGE,] = behind_ns / 1e9
         return counts
 
     # --- over a restart -----------------------------------------------------------------------------------------------

@@ -246,7 +246,7 @@ class Pipeline:
         """Counts since the last call."""
         counts, self._counts = self._counts, Counts()
         counts.merge(self.joiner.take_counts())
-        counts[table.QUARANTINED] = len(self._quarantined)
+        counts[table.QUARANTINED,] = len(self._quarantined)
         counts[table.LIMIT_EXCEEDED, "configs"] = len(self._bank.refused)
         return counts
 

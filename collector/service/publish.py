@@ -69,10 +69,9 @@ class Publisher:
         """The newest generation; None until something was learned."""
         return self._current
 
-    def resume(self, published: Snapshot) -> None:
-        """Go on after what an earlier process published last: its generation, and changes of speed that were told."""
-        self._generation = max(self._generation, published.generation)
-        self._news.skip(published)
+    def resume(self, generation: int) -> None:
+        """Go on after the generation that an earlier process published last."""
+        self._generation = max(self._generation, generation)
 
     def tick(self, *, final: bool = False) -> None:
         """Publish a new generation if there is something new to say and the last one is old enough."""
@@ -100,7 +99,7 @@ class Publisher:
 
 
 class StatusChanges:
-    """Writes what a snapshot says of its configurations to the log, each thing once; belongs to who publishes.
+    """Writes what a snapshot says of its configurations to the log, each thing once in the life of the process.
 
         tiny: steps take 1.42 × as long since 14:03 UTC       a change of speed was confirmed, or its term is sure
         tiny: not usable: its engines disagree: ...           there is a doubt about a configuration
@@ -113,11 +112,6 @@ class StatusChanges:
         self._verdict_of = verdict_of
         self._told: dict[_Key, None] = {}
         """What the last snapshot said, and of what was said before the newest."""
-
-    def skip(self, snapshot: Snapshot) -> None:
-        """The process before has told of this."""
-        for config in snapshot.configs:
-            self._told |= dict.fromkeys(_news(self._verdict_of(snapshot, config), config.config_id, 0))
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that was not told yet."""
@@ -177,7 +171,7 @@ class SnapshotWriter:
         """Find what readers have seen, and begin."""
         published = published_snapshot(self.path)
         if published is not None:
-            self._publisher.resume(published)
+            self._publisher.resume(published.generation)
         elif self.path.exists():
             _log.warning("%s cannot be read: generations begin at 1 again", self.path)
         self._task.start()

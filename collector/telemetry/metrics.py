@@ -1,6 +1,6 @@
 """Counters of the process: counted anywhere by the rows of the table, exposed in one place.
 
-    counts[DECODED_SPANS, reason] += 1        counts[FORWARDED_SPANS, outcome] += sent
+    counts[DECODED_SPANS, reason] += 1        counts[KV_MISSING,] += 3
 
 Counts are not safe from several threads; whoever takes them adds them to the live metrics, which are. Of these every
 known label set starts at 0, so that an alert on a rate never misses its first increase. prometheus_client is imported
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from collector import __version__
 
-from .table import BUILD_INFO, PREFIX, TABLE, Kind, Metric
+from .table import BUILD_INFO, PREFIX, TABLE, Metric
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-Row = Metric | tuple[Metric, *tuple[str, ...]]
-"""A metric without labels, or a metric and its label values in the table's order."""
+Row = tuple[Metric, *tuple[str, ...]]
+"""A metric and its label values in the table's order."""
 
 
 class Counts(dict[Row, float]):
@@ -36,17 +36,12 @@ class Counts(dict[Row, float]):
     def merge(self, other: Counts) -> None:
         """Add what somebody else counted; of a gauge the other's number is the newer one."""
         for row, number in other.items():
-            self[row] = number if metric_of(row).kind is Kind.GAUGE else self[row] + number
+            self[row] = self[row] + number if row[0].is_counter else number
 
     def by_label(self, metric: Metric) -> dict[str, float]:
         """What was counted of a metric with one label, by its value; zeros left out."""
         ((_, values),) = metric.labels
         return {value: self[metric, value] for value in values if self[metric, value]}
-
-
-def metric_of(row: Row) -> Metric:
-    """The metric of a row."""
-    return row if isinstance(row, Metric) else row[0]
 
 
 class Metrics:
@@ -72,21 +67,21 @@ class Metrics:
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
         """Raise a counter; label values in the table's order."""
-        self._live[_row(metric, labels)].inc(amount)
+        self._live[metric, *labels].inc(amount)
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
         """Set a gauge to a value."""
-        self._live[_row(metric, labels)].set(value)
+        self._live[metric, *labels].set(value)
 
     def follow(self, metric: Metric, read: Callable[[], float], *labels: str) -> None:
         """Let a gauge read its value at every scrape."""
-        self._live[_row(metric, labels)].set_function(read)
+        self._live[metric, *labels].set_function(read)
 
     def merge(self, counts: Counts) -> None:
         """Add what was counted elsewhere; of a gauge, take its state."""
         for row, number in counts.items():
             live = self._live[row]
-            (live.set if metric_of(row).kind is Kind.GAUGE else live.inc)(number)
+            (live.inc if row[0].is_counter else live.set)(number)
 
     def value(self, metric: Metric, *labels: str) -> float:
         """What a counter or gauge stands at."""
@@ -96,12 +91,8 @@ class Metrics:
     def _register(self, metric: Metric) -> None:
         from prometheus_client import Counter, Gauge  # noqa: PLC0415 -- see above
 
-        make = Counter if metric.kind is Kind.COUNTER else Gauge
+        make = Counter if metric.is_counter else Gauge
         names, closed = [label for label, _ in metric.labels], [values for _, values in metric.labels]
         whole = make(PREFIX + metric.name, metric.help, names, registry=self.registry)
         for labels in product(*closed):
-            self._live[_row(metric, labels)] = whole.labels(*labels) if labels else whole
-
-
-def _row(metric: Metric, labels: tuple[str, ...]) -> Row:
-    return (metric, *labels) if labels else metric
+            self._live[metric, *labels] = whole.labels(*labels) if labels else whole

@@ -7,7 +7,6 @@ here: they are drawn from the snapshot by the exporter. The live objects are in 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -31,13 +30,6 @@ from .reasons import (
 PREFIX = "tracefit_"
 
 
-class Kind(enum.Enum):
-    """Prometheus metric types in use."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:
     """One line of the table; ``name`` is without the prefix, a counter's without ``_total``.
@@ -46,21 +38,21 @@ class Metric:
     """
 
     name: str
-    kind: Kind
+    is_counter: bool
     help: str
     labels: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     @property
     def exposed_name(self) -> str:
         """The name on the page."""
-        return f"{PREFIX}{self.name}{'_total' if self.kind is Kind.COUNTER else ''}"
+        return f"{PREFIX}{self.name}{'_total' if self.is_counter else ''}"
 
 
-def _metric(kind: Kind, name: str, text: str, **labels: Iterable[str]) -> Metric:
-    return Metric(name, kind, text, tuple((label, tuple(values)) for label, values in labels.items()))
+def _metric(name: str, text: str, /, *, is_counter: bool, **labels: Iterable[str]) -> Metric:
+    return Metric(name, is_counter, text, tuple((label, tuple(values)) for label, values in labels.items()))
 
 
-_counter, _gauge = partial(_metric, Kind.COUNTER), partial(_metric, Kind.GAUGE)
+_counter, _gauge = partial(_metric, is_counter=True), partial(_metric, is_counter=False)
 ACCEPTED = Outcome.ACCEPTED
 DROPPED = "dropped"
 
@@ -205,8 +197,6 @@ FLEET_SOURCES = _gauge(
         PullOutcome.SAME_ENGINE,
     ),
 )
-FLEET_ENGINES = _gauge("fleet_engines", "Engines whose rows are in the coefficients of the last pull.")
-FLEET_PULLS = _counter("fleet_pulls", "Rounds of asking every source.")
 FLEET_PULL_FAILURES = _counter(
     "fleet_pull_failures", "Rounds that wrote nothing: too few sources answered, or the disk is full."
 )
@@ -214,5 +204,5 @@ FLEET_WRITTEN = _gauge(
     "fleet_last_write_timestamp_seconds", "When a round last ended with files as new as the sources; 0 = not yet."
 )
 
-FLEET_TABLE = (FLEET_SOURCES, FLEET_ENGINES, FLEET_PULLS, FLEET_PULL_FAILURES, FLEET_WRITTEN, BUILD_INFO)
+FLEET_TABLE = (FLEET_SOURCES, FLEET_PULL_FAILURES, FLEET_WRITTEN, BUILD_INFO)
 """What `tracefit fleet pull --every` shows instead of the table of the sidecar."""

@@ -143,5 +143,5 @@ class KvSources:
         """Counts since the last call, and what is held now."""
         counts, self._counts = self._counts, Counts()
         counts[table.SIZE, "kv_moves"] = sum(map(len, self._publishers.values()))
-        counts[table.KV_UNBOUND] = self.unbound
+        counts[table.KV_UNBOUND,] = self.unbound
         return counts

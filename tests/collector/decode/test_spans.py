@@ -140,5 +140,5 @@ def test_foreign_events_and_attributes_beside_ours_change_nothing(run):
         odd = decoded(Piece("e", scope, strange), counts=counts)
         assert odd.steps.tolist() == plain.steps.tolist()
         assert (odd.core, odd.api) == (plain.core, plain.api)
-        assert (counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE], counts[table.SDK_DROPPED_EVENTS]) == (1, 778)
+        assert (counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE], counts[table.SDK_DROPPED_EVENTS,]) == (1, 778)
         assert_accounted(counts, strange)

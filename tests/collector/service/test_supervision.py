@@ -41,7 +41,7 @@ def test_a_config_whose_learner_raises_is_quarantined_and_the_others_go_on(two, 
         counts = pipeline.take_counts()
         assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.LEARNED] == 600
         assert counts[table.ROWS, Target.STEP_TIME, RowOutcome.QUARANTINED] == 600
-        assert counts[table.QUARANTINED] == 1
+        assert counts[table.QUARANTINED,] == 1
     shown = {c.config_id: c for c in pipeline.snapshot(1, 1).configs}
     put_aside = shown.pop(bad)
     assert (put_aside.targets, put_aside.quarantined) == ({}, "schedule_time: ZeroDivisionError")

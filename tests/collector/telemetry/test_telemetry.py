@@ -40,7 +40,7 @@ def test_every_refusal_has_a_status_that_the_client_sees():
 
 
 def test_counts_of_the_pipeline_arrive_by_reason_and_a_gauge_stands_at_what_it_was_last_or_reads(metrics):
-    counts = Counts({(DECODED_EVENTS, ACCEPTED): 7, (DECODED_EVENTS, Skip.INVALID): 2, KV_UNBOUND: 5})
+    counts = Counts({(DECODED_EVENTS, ACCEPTED): 7, (DECODED_EVENTS, Skip.INVALID): 2, (KV_UNBOUND,): 5})
     for _ in range(2):
         metrics.merge(counts)
     assert [metrics.value(DECODED_EVENTS, each) for each in (ACCEPTED, Skip.INVALID)] == [14, 4]

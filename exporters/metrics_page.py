@@ -24,7 +24,7 @@ from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView, PerGeneration
 from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
-from online import ConfigSnapshot, ResidualSnapshot, Snapshot, TargetSnapshot
+from online import ConfigSnapshot, Snapshot, TargetSnapshot
 
 NS_PER_S = 1e9
 STEP_TIME = "step_time"
@@ -32,9 +32,9 @@ STEP_TIME = "step_time"
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 _API_TARGETS = ("api_queueing", "first_response")
 
-DEFAULT_MAX_SERIES = 7550
-"""50 configurations with everything the default sets can publish need 50 x 136 series, and 50 x 15 with the verdict and
-advice; with 6 of the page and at most 343 of the process, a scrape has no more than 8,000."""
+DEFAULT_MAX_SERIES = 6600
+"""50 configurations with everything the default sets can publish need 50 x 117 series, and 50 x 15 with the verdict and
+advice; with 6 of the page and at most 343 of the process, a scrape has no more than 7,000."""
 
 _SAME_NAME = (
     "gpu tensor_parallel_size expert_parallel data_parallel_size dtype quantization vllm_version max_num_seqs "
@@ -70,7 +70,6 @@ FAMILIES: tuple[Family, ...] = (
     Family("tracefit_error_p90_ratio", _TARGET, "90th percentile of the champion's relative error; step_time only."),
     Family("tracefit_live_error_median_ratio", _TARGET, "The verdict's median relative error; step_time only."),
     Family("tracefit_step_residual_ratio", _TARGET, "Observed ÷ predicted time; step_time only.", "histogram"),
-    Family("tracefit_target_residual_ratio", _TARGET, "The same of every other target: sum and rows.", "summary"),
     Family(
         "tracefit_usable",
         _CONFIG,
@@ -110,7 +109,6 @@ FAMILIES: tuple[Family, ...] = (
         (*_TARGET, "bound"),
         "10th (lower) and 90th (upper) percentile of observed ÷ predicted time; step_time only.",
     ),
-    Family("tracefit_target_mean_seconds", _TARGET, "Plain mean of what was observed."),
     Family("tracefit_drift_last_timestamp_seconds", _TARGET, "When speed last changed, if ever; step_time only."),
     Family(
         "tracefit_drift_gain_ratio",
@@ -224,12 +222,10 @@ def _config_values(config: ConfigSnapshot, legend: str) -> Values:
         for part in (_target_values, _step_values) if name == STEP_TIME else (_target_values,):
             for family, more, *value in part(target):
                 yield family, (*of_config, target.vector, name, *more), *value
-        yield from _residual_values((*of_config, target.vector, name), target.residuals)
 
 
 def _target_values(target: TargetSnapshot) -> Values:
     """What is shown of every target."""
-    yield "tracefit_target_mean_seconds", (), _seconds(target.mean_us)
     yield "tracefit_drift_detections_total", (), target.drift and target.drift.count
     for name, model in target.models.items():
         if model.error is not None and model.features:
@@ -253,23 +249,16 @@ def _step_values(target: TargetSnapshot) -> Values:
     if (drift := target.drift) is not None:
         yield "tracefit_drift_last_timestamp_seconds", (), drift.last_unix_nano and drift.last_unix_nano / NS_PER_S
         yield "tracefit_drift_gain_ratio", (drift.term,), drift.gain
+    if (residuals := target.residuals) is not None and math.isfinite(residuals.ratio_sum):  # half a histogram is none
+        bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
+        for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
+            yield "tracefit_step_residual_ratio", (bound,), below, BUCKET
+        yield "tracefit_step_residual_ratio", (), sum(residuals.rows), COUNT
+        yield "tracefit_step_residual_ratio", (), residuals.ratio_sum, SUM
     for replica in target.replicas[:REPLICAS_SHOWN]:
         yield "tracefit_replica_speed_ratio", (replica.engine,), replica.ratio
         if replica.differs and replica.ratio is not None:
             yield "tracefit_replica_differs", (replica.engine, replica.term), 1
-
-
-def _residual_values(labels: tuple[str, ...], residuals: ResidualSnapshot | None) -> Values:
-    is_step = labels[-1] == STEP_TIME
-    family = "tracefit_step_residual_ratio" if is_step else "tracefit_target_residual_ratio"
-    if residuals is None or not math.isfinite(residuals.ratio_sum):  # half a histogram is none
-        return
-    if is_step:
-        bounds = (*map(floatToGoString, residuals.ratio_bounds), "+Inf")
-        for bound, below in zip(bounds, accumulate(residuals.rows), strict=False):
-            yield family, (*labels, bound), below, BUCKET
-    yield family, labels, sum(residuals.rows), COUNT
-    yield family, labels, residuals.ratio_sum, SUM
 
 
 def _load_values(config: ConfigSnapshot, view: LoadView) -> Values:

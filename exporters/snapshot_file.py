@@ -61,20 +61,12 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-class _Generation(msgspec.Struct):
-    generation: int
-
-
 def published_snapshot(path: Path) -> Snapshot | None:
-    """The snapshot in a file; of another version's its generation alone, and None without a file that says one."""
+    """The snapshot in a file; None without one that this version reads."""
     try:
-        data = path.read_bytes()
-        with contextlib.suppress(ValueError, msgspec.DecodeError):
-            return Snapshot.from_json(data)
-        generation = msgspec.json.decode(data, type=_Generation).generation
+        return Snapshot.from_json(path.read_bytes())
     except (OSError, ValueError, msgspec.DecodeError):
         return None
-    return Snapshot(generation=generation, created_unix_nano=0, tracefit_version="", configs=[])
 
 
 class WriteReport(NamedTuple):

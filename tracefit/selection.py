@@ -89,12 +89,11 @@ def find_config(identities: Sequence[Identity], which: str = "", *, model: str =
     alive = [index for index in fitting if index not in silent] or fitting
     if len(alive) == 1:
         return alive[0]
-    order = sorted(range(len(identities)), key=lambda index: index not in alive)
-    listed = ", ".join(f"{identities[index].config_id} ({names[index]})" for index in order[:_LISTED])
-    more = f" and {len(identities) - _LISTED} more" if len(identities) > _LISTED else ""
+    those = [*(alive or range(len(identities)))][:_LISTED]
+    listed = ", ".join(f"{identities[index].config_id} ({names[index]})" for index in those)
     asked = "".join(f" {word[:100]!r}" for word in (which, model, gpu) if word)
     how = "several configurations fit" if fitting else "no configuration fits"
-    raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}{more}", several=bool(fitting))
+    raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}", several=bool(fitting))
 
 
 def names_of(identities: Sequence[Identity]) -> list[str]:

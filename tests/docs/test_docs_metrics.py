@@ -74,7 +74,7 @@ def test_metrics_md_states_the_bound_that_fifty_configurations_fit_and_the_targe
     shown = [(family.name, len(family.samples)) for family in snapshot_families(snapshot, advisory=advisory)]
     assert len(dict(shown)) == len(shown)
     series = sum(number for _, number in shown)
-    assert own + series <= 8100
+    assert own + series <= 7100
     assert series <= DEFAULT_MAX_SERIES + len(PAGE_FAMILIES)
     assert f"at most {DEFAULT_MAX_SERIES:,} series" in text
     needed = series - len(PAGE_FAMILIES)

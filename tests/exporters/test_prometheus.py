@@ -14,7 +14,6 @@ from exporters.metrics_page import PAGE_FAMILIES, MetricsPage, snapshot_families
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online import Snapshot
-from online.rows import Target
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.pages import answer_to
@@ -54,14 +53,6 @@ def test_promtool_finds_nothing_to_say_about_the_page():
     page = page_of(cases.snapshot())
     done = subprocess.run([promtool, "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
-
-
-def test_the_residuals_of_every_other_target_are_a_sum_and_a_count():
-    shown = series(cases.full_snapshot(1))
-    for suffix, value in (("sum", 1111.25), ("count", 1106)):
-        found = named(shown, f"tracefit_target_residual_ratio_{suffix}")
-        assert {dict(labels)["target"] for labels in found} == set(Target) - {"step_time", "gpu_time"}
-        assert set(found.values()) == {value}
 
 
 NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]

@@ -45,13 +45,13 @@ class Counts:
 
     def __init__(self, body: bytes) -> None:
         self._by_name: dict[str, Counter[str]] = defaultdict(Counter)
+        families = text_string_to_metric_families(body.decode("utf-8", "replace"))
         try:
-            families = text_string_to_metric_families(body.decode("utf-8", "replace"))
             for name, labels, value, *_ in chain.from_iterable(family.samples for family in families):
                 if value > 0.0 and labels.get("of") != "discovery":
                     reason = labels.get("reason") or labels.get("outcome") or labels.get("version", "")
                     self._by_name[name][reason] += int(value)
-        except (ValueError, IndexError, KeyError, OverflowError) as error:
+        except ValueError as error:
             raise StartError(f"what answers is no page of metrics: {error}") from None
 
     def of(self, metric: table.Metric) -> Counter[str]:
@@ -68,13 +68,12 @@ class Counts:
 
 
 class Finding(NamedTuple):
-    """One line of the diagnosis; ``flags`` are typed by the user as they stand, ``configs`` are all that it is of."""
+    """One line of the diagnosis; ``flags`` are typed by the user as they stand."""
 
     grade: str
     topic: str
     text: str
     flags: tuple[str, ...] = ()
-    configs: tuple[str, ...] = ()
 
 
 class Page(NamedTuple):
@@ -173,8 +172,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     for finding, configs in configs_of.items():
         names = ", ".join(f"{config.name} ({config.config_id})" for config in configs[:_NAMES_SHOWN])
         more = f" and {len(configs) - _NAMES_SHOWN} more" * (len(configs) > _NAMES_SHOWN)
-        ids = tuple(config.config_id for config in configs)
-        yield finding._replace(text=f"{names}{more}: {finding.text}", configs=ids)
+        yield finding._replace(text=f"{names}{more}: {finding.text}")
 
 
 def _detail(page: Page) -> dict[str, Any]:

@@ -208,10 +208,9 @@ class Puller:
         self._directory.take()
         (self._options.out / STATES_NAME).mkdir(parents=True, exist_ok=True)
 
-    def stop(self) -> bool:
+    def stop(self) -> None:
         """Let another process in."""
         self._directory.release()
-        return True
 
     def pull(self) -> Pulled:
         """Ask every source, merge, write."""

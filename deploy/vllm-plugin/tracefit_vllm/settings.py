@@ -8,15 +8,12 @@ the sidecar would get the credentials that were meant for it.
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import uuid
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
-
-from . import __version__
 
 LOG: Final = logging.getLogger("vllm.plugins.tracefit")
 """Below ``vllm``, whose loggers are the only ones that vLLM configures: a line of another would not be printed."""
@@ -140,8 +137,6 @@ def resource_attributes(scheduler: Any, settings: Settings) -> dict[str, Value]:
         "service.name": "vllm",
         "service.instance.id": str(uuid.uuid4()),
         "host.name": socket.gethostname(),
-        "process.pid": os.getpid(),
-        "telemetry.source": f"tracefit-vllm/{__version__}",
         "vllm.model": (served[0] if isinstance(served, list) and served else served) or dig(model, "model"),
         "vllm.dtype": None if dtype is None else str(dtype).removeprefix("torch."),
         "vllm.quantization": None if model is None else str(dig(model, "quantization") or "none"),

@@ -285,8 +285,7 @@ class ChangeMonitor(Stateful):
         if not known.any():
             return None
         if not (self.all_rows.alarm.rises or self.prefill.alarm.rises):
-            self.calm.beta = beta[: len(self._names)].copy()
-            self.calm.factors = shapes.without_phases(beta, len(self._names))
+            self.calm.beta, self.calm.factors = beta.copy(), copy.deepcopy(shapes)
         cell, end_ns = block.cell[known], block.end_ns[known]
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
         e = log_ratio - usual * shrinkage(shapes.rows[cell])
@@ -306,7 +305,7 @@ class ChangeMonitor(Stateful):
 
     def _learn_windows(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         if not self.windows.test.alarm.rises:
-            self.calm.beta, self.calm.factors = beta[: len(self._names)].copy(), ShapeFactors(len(self._names))
+            self.calm.beta, self.calm.factors = beta.copy(), ShapeFactors(len(beta))
             self.calm.window_log_ratio = self.windows.mean
         cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
         self.engines.learn(block.engine, cell, log_ratio - self.windows.mean + shapes.log_y[cell], end_ns)
@@ -361,10 +360,10 @@ class ChangeMonitor(Stateful):
         self.engines.add(block, elapsed_us, weight)
         self.search.add(block, elapsed_us, weight)
 
-    def find_term(self, scale: float, shapes: ShapeFactors, beta: Floats) -> None:
+    def find_term(self, scale: float, shapes: ShapeFactors) -> None:
         """Tell which term moved, and by how much, once rows tell it; what moves after two half-lives is another change.
 
-        ``scale``: relative noise of a row; ``shapes``, ``beta``: factors and coefficients as they are.
+        ``scale``: relative noise of a row; ``shapes``: factors as they are.
         """
         moved = self.search.find(self._names, scale, self.term, slower=self.gain > 1.0)
         if moved.name and (is_of_prefill(moved.name) or not self.of_prefill):
@@ -372,7 +371,7 @@ class ChangeMonitor(Stateful):
             self.term, self.added = moved
             if is_new and moved.name != EVERY_TERM:  # which the gain of all rows fits
                 reference, after = self.search.reference, self.search.coefficients_after(moved, self._names)
-                shapes.follow_coefficients(reference.factors, reference.beta, after, beta)
+                shapes.follow_coefficients(reference.factors, reference.beta, after)
 
     # ---------------------------------------------------------------- reading
 

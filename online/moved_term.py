@@ -33,7 +33,7 @@ import numpy as np
 
 from .blocks import Design
 from .constants import NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
-from .rows import Floats
+from .rows import PHASES, Floats
 from .shapes import ShapeFactors, shrinkage
 from .state import Stateful
 
@@ -110,7 +110,7 @@ class Reference(Stateful):
     """What rows take at one speed.
 
     Attributes:
-        beta: coefficients of the p features.
+        beta: coefficients of the p features, and phases.
         factors: of shapes, for the same columns.
         window_log_ratio: usual log(y / x beta) of windows, which have no shape.
     """
@@ -118,7 +118,8 @@ class Reference(Stateful):
     SAVED = ("beta", "factors", "window_log_ratio")
 
     def __init__(self, p: int) -> None:
-        self.beta, self.factors, self.window_log_ratio = np.zeros(p), ShapeFactors(p), 0.0
+        columns = p + len(PHASES)
+        self.beta, self.factors, self.window_log_ratio = np.zeros(columns), ShapeFactors(columns), 0.0
 
     def log_factors(self, block: Design) -> tuple[Floats, Floats]:
         """Log F of rows, (n,), and how far it is to be trusted, 0 to 1, (n,)."""
@@ -182,10 +183,13 @@ class TermSearch(Stateful):
         """The term, once two first fits of rows came: fewer are of one load. ``scale``: relative noise of a row."""
         if not self.rows_left or self.rows < 2 * START_ROWS:
             return MovedTerm("", 0.0)
-        beta, noise = self.reference.beta, (1 if self.by_windows else NOISE_ROWS) * scale**2
+        beta, noise = self.reference.beta[: len(names)], (1 if self.by_windows else NOISE_ROWS) * scale**2
         s = self.b - self.a @ beta
         return moved_term(self.a, s, beta, names, slower=slower, noise=noise, expected=expected)
 
     def coefficients_after(self, moved: MovedTerm, names: Sequence[str]) -> Floats:
-        """What the term leaves of those from before, (p,)."""
-        return self.reference.beta + moved.added * dict(_hypotheses(self.reference.beta, names))[moved.name]
+        """What the term leaves of those from before, and of phases."""
+        after = self.reference.beta.copy()
+        features = after[: len(names)]
+        features += moved.added * dict(_hypotheses(features, names))[moved.name]
+        return after

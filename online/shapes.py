@@ -180,16 +180,14 @@ class ShapeFactors(Stateful):
         self.rows[cells] = np.minimum(self.rows[cells], 2.0 * NOISE_ROWS)
         self.rows[PREFILL_CELL:] = 0.0
 
-    def follow_coefficients(self, then: ShapeFactors, before: Floats, after: Floats, beta: Floats) -> None:
+    def follow_coefficients(self, then: ShapeFactors, before: Floats, after: Floats) -> None:
         """Once it is known which term moved: shapes take what they took ``then``, but by the coefficients ``after`` it.
 
-        ``before`` and ``after``: (p,) each. ``beta``: as they are, with phases.
+        ``before`` and ``after``: (p,) each.
         """
         ids = then.rows.nonzero()[0]
-        p = len(after)
-        self.x[ids, :p] = then.x[ids]
-        after_us = then.x[ids] @ after + self.x[ids, p:] @ beta[p:]
-        self.log_y[ids] = then.mean_log_ratio(ids, before) + np.log(np.maximum(after_us, TINY_US))
+        self.x[ids] = then.x[ids]
+        self.log_y[ids] = then.mean_log_ratio(ids, before) + np.log(np.maximum(then.x[ids] @ after, TINY_US))
         self.rows[ids] = np.minimum(then.rows[ids], 2.0 * NOISE_ROWS)
 
     def add(self, other: ShapeFactors) -> None:
@@ -203,14 +201,3 @@ class ShapeFactors(Stateful):
         self.won, self.error = self.won + other.won, self.error + other.error
         self.applied = True
         self._decide()
-
-    def without_phases(self, beta: Floats, p: int) -> ShapeFactors:
-        """A copy of the same factors, that has the first p columns alone; beta: of all columns."""
-        copied, usual = ShapeFactors(p), self.mean_log_ratio(np.arange(CELLS), beta)
-        copied.rows, copied.x = self.rows.copy(), self.x[:, :p].copy()
-        copied.log_y = usual + np.log(np.maximum(copied.x @ beta[:p], TINY_US))
-        return copied
-
-    def widen(self, more: int) -> None:
-        """Columns never seen: their usual work is 0."""
-        self.x = np.pad(self.x, ((0, 0), (0, more)))

@@ -173,11 +173,6 @@ class ScoreCovariance(Stateful):
         self.m += other.m
         self.windows += other.windows
 
-    def widen(self, more: int) -> None:
-        """``more`` columns, never seen, at the end."""
-        self.m = np.pad(self.m, ((0, 0), (0, more), (0, more)))
-        self.window, self.last = (np.pad(each, ((0, 0), (0, more))) for each in (self.window, self.last))
-
 
 def _lags(windows: Floats | float) -> Floats:
     """L of so many windows that are remembered."""
@@ -346,9 +341,7 @@ def _judge(told: InferenceResult, fit: Fit) -> None:
 # ------------------------------------------------------------------- as published
 
 
-def model_snapshot(
-    columns: Sequence[Column], beta: Floats, means: Floats | None, told: InferenceResult
-) -> ModelSnapshot:
+def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, told: InferenceResult) -> ModelSnapshot:
     """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
     published = [j for j in range(len(columns)) if told.status[j] != _ABSENT]
     stderr = told.stderr
@@ -362,7 +355,7 @@ def model_snapshot(
             stderr=None if told.vif[j] > VIF_MAX and told.status[j] != "prior_only" else float(stderr[j]),
             form_error=_finite(told.form_error[j]),
             vif=_finite(told.vif[j]),
-            mean=None if means is None else float(means[j]),
+            mean=float(means[j]),
         )
         for j in published
     ]

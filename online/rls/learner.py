@@ -55,7 +55,7 @@ from .solve import (
     update_scale,
     weigh_first_rows,
 )
-from .strata import Means, Strata
+from .strata import Strata
 
 _BY_POINT = (PORTABLE, Target.STEP_TIME)
 """What is kept by operating point, too: columns that data sheets and other configurations say something of."""
@@ -70,7 +70,7 @@ _CONTEXT_TOKENS = "decode_context_tokens"
 
 
 class Fit(Stateful):
-    """Statistics and solution of p columns: features and phases.
+    """Statistics and solution of p columns: features, then phases, which are free of sign and not published.
 
     Attributes, (p,) each: ``beta``; ``free``, which columns may be negative; ``passive``, which are off their bound;
     ``live``, which have evidence or a prior; ``h``, the diagonal of H of the last solve, without the solver's relative
@@ -80,14 +80,16 @@ class Fit(Stateful):
     SAVED = ("beta", "passive", "live", "h", "strata", "score_covariance")
 
     def __init__(self, features: FeatureSet, prior: Prior | None = None) -> None:
-        self.p = p = len(features)
-        self.prior = None if prior is None else prior.sized(p)
-        self.intercept: Mask = np.array([name == INTERCEPT for name in features.names], np.bool_)
-        self._always: Mask = np.array([column.formula == INTERCEPT for column in features.columns], np.bool_)
+        self.p = p = len(features) + len(PHASES)
+        self.prior = None if prior is None else prior.with_phases()
+        self.free: Mask = np.arange(p) >= len(features)
+        self.intercept: Mask = np.array([name == INTERCEPT for name in (*features.names, *PHASES)], np.bool_)
+        formulas = [column.formula for column in features.columns]
+        self._always: Mask = self.free | np.array([each == INTERCEPT for each in (*formulas, *PHASES)], np.bool_)
         self._prunes = features.name == _RELEVANCE_SET
         self._by_point = (features.name, features.target) == _BY_POINT
         self.beta, self.h = np.zeros(p), np.zeros(p)
-        self.free, self.passive, self.live = (np.zeros(p, np.bool_) for _ in range(3))
+        self.passive, self.live = np.zeros(p, np.bool_), np.zeros(p, np.bool_)
         self.forget(by_point=self._by_point)
 
     def forget(self, *, by_point: bool) -> None:
@@ -105,15 +107,6 @@ class Fit(Stateful):
         self.prior = None if state["prior"] is None else Prior.of_state(state["prior"])
         if self.prior is not None and len(self.prior.mean) != self.p:
             raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
-
-    def widen(self, more: int) -> None:
-        """``more`` columns, free of sign and always in use, after its p."""
-        self.strata.widen(self.p, more)
-        self.score_covariance.widen(more)
-        self.p += more
-        self.prior = None if self.prior is None else self.prior.sized(self.p)
-        for name in ("free", "intercept", "_always", "beta", "passive", "live", "h"):
-            setattr(self, name, np.pad(getattr(self, name), (0, more), constant_values=name in ("free", "_always")))
 
     # ---------------------------------------------------------------- learning
 
@@ -167,6 +160,11 @@ def _misfit(g: Floats, beta: Floats) -> float:
     return math.sqrt(max(residual_squares(g, beta), 0.0) / max(float(g[len(beta), len(beta)]), TINY))
 
 
+def _augmented(block: Design) -> Floats:
+    """Rows z, (n, q)."""
+    return np.column_stack((block.x, block.phase, block.elapsed_us, block.steps))
+
+
 class RlsLearner(Stateful):
     """One feature set on one target of one configuration.
 
@@ -176,42 +174,41 @@ class RlsLearner(Stateful):
         detector: of changes of speed (online/change.py).
 
     Attributes:
-        phases: phase columns; they exist from the first row that starts or ends on another stamp than ts_start.
         held: rows of the first fit; None before the first and after the last, when it is no longer ``holding``.
         scale, median_us: s and m of online/rls/solve.py.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
         learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
         change: what was found of the machine's speed in the last block, if anything.
+        sums: plain sums of z, (q,), which no robust weight touches, decayed like the statistics: sum y / sum l is the
+            mean time of a step (of a request), stalls included.
     """
 
     SAVED = (
         *("rows", "holding", "started", "scale", "median_us"),
-        *("fit", "error", "intervals", "shapes", "drift", "means"),
+        *("fit", "error", "intervals", "shapes", "drift", "sums"),
     )
 
     def __init__(self, features: FeatureSet, prior: Prior | None = None, *, detector: str = "cusum") -> None:
         self.features = features
         self._robust = features.target not in MEAN_TARGETS
-        self.phases = self.rows = 0
+        self.rows = 0
         self.held: RowBlock | None = None
         self.holding, self.started = True, False
         self.scale, self.median_us = MISFIT, 0.0
         self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
-        self.shapes = ShapeFactors(len(features))
+        self.shapes = ShapeFactors(self.fit.p)
         self.drift = ChangeMonitor(detector, features.names)
         self.change: Change | None = None
-        self.means = Means(len(features) + 2)
+        self.sums = np.zeros(self.fit.p + 2)
 
     def to_state(self) -> Tree:
         """See Stateful."""
         held = None if self.held is None else self.held.to_state()
-        return super().to_state() | {"has_phases": self.phases > 0, "held": held}
+        return super().to_state() | {"held": held}
 
     def from_state(self, state: Tree) -> None:
-        """See Stateful; phase columns make room for theirs first."""
-        if state["has_phases"] is True:
-            self.open_phases()
+        """See Stateful."""
         if state["holding"] is True and state["started"] is True:
             self.fit.forget(by_point=False)
         super().from_state(state)
@@ -221,7 +218,7 @@ class RlsLearner(Stateful):
     def take_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
         if not self.started and self.fit.prior is None:
-            self.fit.prior = prior.sized(self.fit.p)
+            self.fit.prior = prior.with_phases()
 
     # ---------------------------------------------------------------- learning
 
@@ -232,11 +229,9 @@ class RlsLearner(Stateful):
         in these rows. Returns log(y / prediction) by the published coefficients as they were before, (n,); None before
         the first fit.
         """
-        if not self.phases and block.phase.any():
-            self.open_phases()
-        z, self.change, log_ratio = self._augment(block), change, None
+        z, self.change, log_ratio = _augmented(block), change, None
         self.rows += len(block)
-        self.means.learn(z, float(block.steps @ block.weight) / HALF_LIFE_STEPS)
+        self.sums = self.sums * 2.0 ** -(float(block.steps @ block.weight) / HALF_LIFE_STEPS) + z.sum(axis=0)
         prediction = z[:, : self.fit.p] @ self.fit.beta
         if self.started:
             ratio = np.maximum(prediction, TINY_US) / block.elapsed_us
@@ -267,21 +262,8 @@ class RlsLearner(Stateful):
             self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
         if is_watcher:
-            self.drift.find_term(self.scale, self.shapes, self.fit.beta)
+            self.drift.find_term(self.scale, self.shapes)
         return log_ratio
-
-    def open_phases(self) -> None:
-        """Make room for the phase columns, which are free of sign and not published."""
-        if not self.phases:
-            self.phases, p = len(PHASES), self.fit.p
-            self.means.sums = np.insert(self.means.sums, p, np.zeros(self.phases))
-            self.fit.widen(self.phases)
-            self.shapes.widen(self.phases)
-
-    def _augment(self, block: Design) -> Floats:
-        """Rows z, (n, q)."""
-        phase = block.phase[:, : self.phases]
-        return np.column_stack((block.x, phase, block.elapsed_us, block.steps))
 
     def _watch(self, block: Design, z: Floats, log_ratio: Floats) -> Change | None:
         """Look for a change of speed; shape factors follow unless one was found."""
@@ -296,7 +278,8 @@ class RlsLearner(Stateful):
         """Keep little of what was known, at the new speed."""
         self.fit.discount(ALARM_KEEP, change.gain, prefill=change.prefill)
         if not change.prefill:
-            self.means.discount(ALARM_KEEP, change.gain)
+            self.sums *= ALARM_KEEP
+            self.sums[-2] *= change.gain
         if is_watcher:
             self.shapes.follow_gain(change.log_gain, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
@@ -309,7 +292,7 @@ class RlsLearner(Stateful):
         if self.held is None or len(self.held) < _MIN_START_ROWS:
             return
         held = Design.of(self.features, self.held)
-        z = self._augment(held)
+        z = _augmented(held)
         weight, share, self.scale, self.median_us = weigh_first_rows(
             z, held.weight, self.fit.solve, robust=self._robust
         )
@@ -368,18 +351,18 @@ class RlsLearner(Stateful):
         """What another configuration may start from; None before the first fit."""
         if not self.started:
             return None
-        per_row = self.fit.strata.total().diagonal()[: self.fit.p] / max(float(self.fit.strata.n1.sum()), 1.0)
-        return Prior.of_donor(self.fit.beta, per_row)
+        p = len(self.features)
+        per_row = self.fit.strata.total().diagonal()[:p] / max(float(self.fit.strata.n1.sum()), 1.0)
+        return Prior.of_donor(self.fit.beta[:p], per_row)
 
     def mean_us(self) -> float | None:
-        """Mean time per step (per request) over the remembered rows."""
-        means = self.means.per_step()
-        return None if means is None else float(means[-2])
+        """Mean time per step (per request) over the remembered rows; None before any."""
+        return float(self.sums[-2] / self.sums[-1]) if self.rows else None
 
     def mean_factor(self) -> float | None:
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-        predicted = float(self.means.sums[:-2] @ self.fit.beta)
-        return float(self.means.sums[-2]) / predicted if predicted > 0.0 else None
+        predicted = float(self.sums[:-2] @ self.fit.beta)
+        return float(self.sums[-2]) / predicted if predicted > 0.0 else None
 
     def snapshot(self, windows: RowBlock | None = None) -> ModelSnapshot | None:
         """The model as published; None before the first fit.
@@ -389,7 +372,8 @@ class RlsLearner(Stateful):
         if not self.started:
             return None
         told = {"rows": self.rows, "effective_rows": self.effective_rows()}
-        model = model_snapshot(self.features.columns, self.fit.beta, self.means.per_step(), self.diagnosis())
+        means = self.sums / self.sums[-1]
+        model = model_snapshot(self.features.columns, self.fit.beta, means, self.diagnosis())
         model = msgspec.structs.replace(model, error=self.error.snapshot(), **told)
         if windows is None:
             return model

@@ -59,8 +59,6 @@ from .solve import RELATIVE_RIDGE, solve
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
     """Add what ``other`` knows; both have no partial block. ``other`` is used up."""
     for learner in (into, other):
-        if into.phases or other.phases:
-            learner.open_phases()
         if not (into.holding and other.holding):
             learner.fit_held_rows(last=True)
     if other.holding and not into.holding:
@@ -79,12 +77,12 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         else:
             if not side_by_side:
                 earlier, later = (into, other) if other_is_later else (other, into)
-                earlier.means.decay(later.half_lives())
+                earlier.sums *= 2.0 ** -later.half_lives()
                 earlier.intervals.decay(later.intervals.rows)
                 earlier.fit.strata.decay(later.fit.strata.clock)
                 earlier.fit.score_covariance.decay(later.fit.strata.clock)
             _add_statistics(into, other)
-        into.means.sums = into.means.sums + other.means.sums
+        into.sums += other.sums
         into.intervals.add(other.intervals)
     into.drift = into.drift.restarted()
 
@@ -127,7 +125,7 @@ class Replica(Stateful):
         if not learner.started:
             return []
         p, (a, b) = len(learner.features), learner.normal_equations()
-        of_scores = learner.fit.score_covariance.of_scores(learner.fit.p)
+        of_scores = learner.fit.score_covariance.of_scores(int(learner.fit.live.sum()))
         noise = NOISE_ROWS * learner.scale**2 * a if of_scores is None else of_scores[:p, :p]
         return [Replica(engine, learner.rows, a, b, noise)]
 

@@ -66,7 +66,7 @@ import numpy as np
 
 from online.blocks import median_of
 from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
-from online.rows import Floats, Ints, Mask
+from online.rows import PHASES, Floats, Ints, Mask
 from online.state import StateError, Tree, fitted_array
 
 # Guard: bounds the condition number by p * 1e6.
@@ -137,7 +137,7 @@ def is_contradicted(misfit: float, own: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Prior:
-    """Mean and standard deviation of each coefficient and phase, (p,); infinite = nothing known.
+    """Mean and standard deviation of each coefficient, (p,); infinite = nothing known.
 
     ``misfit`` is a relative error below which a few rows are not believed against the prior: neighbouring rows err
     together, and a hundred of them know less than a hundred independent ones.
@@ -153,11 +153,10 @@ class Prior:
         floor = MISFIT / np.sqrt(np.maximum(per_row, TINY))
         return Prior(beta, np.where(per_row > 0.0, DONOR_SHARE * np.abs(beta) + floor, np.inf))
 
-    def sized(self, p: int) -> Prior:
-        """Of p columns: phases that are not learned are left out, phases that are new are not known."""
-        more = max(0, p - len(self.mean))
-        mean = np.concatenate([self.mean, np.zeros(more)])[:p]
-        return Prior(mean, np.concatenate([self.sd, np.full(more, np.inf)])[:p], self.misfit)
+    def with_phases(self) -> Prior:
+        """The same, with phases after the columns: they belong to the stamps of one server, and nothing is known."""
+        more = len(PHASES)
+        return Prior(np.append(self.mean, np.zeros(more)), np.append(self.sd, np.full(more, np.inf)), self.misfit)
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""

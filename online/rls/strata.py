@@ -174,13 +174,6 @@ class Strata(Stateful):
         if self.points is not None and other.points is not None:
             self.points.add(other.points)
 
-    def widen(self, at: int, more: int) -> None:
-        """``more`` columns, never seen, before column ``at``."""
-        self.q += more
-        self.g = _widened(self.g, at, more)
-        if self.points is not None:
-            self.points.g = _widened(self.points.g, at, more)
-
 
 class OperatingPoints(Stateful):
     """G and rows by operating point, (144, q, q) and (144,), without Huber's share squared and without a clock.
@@ -214,37 +207,6 @@ class OperatingPoints(Stateful):
         self.rows += other.rows
 
 
-class Means(Stateful):
-    """Plain sums of q augmented columns, which no robust weight touches, decayed like the statistics.
-
-    sum y / sum l is the mean time of a step (of a request), stalls included; sum y / (sum x beta) is how much of it the
-    robust fit leaves out.
-    """
-
-    SAVED = ("sums",)
-
-    def __init__(self, q: int) -> None:
-        self.sums = np.zeros(q)
-
-    def learn(self, z: Floats, half_lives: float) -> None:
-        """Add rows z (n, q) that are worth so many half-lives."""
-        self.decay(half_lives)
-        self.sums += z.sum(axis=0)
-
-    def decay(self, half_lives: float) -> None:
-        """Forget as if rows worth so many half-lives had been learned."""
-        self.sums = self.sums * 2.0**-half_lives
-
-    def discount(self, keep: float, gain: float) -> None:
-        """Keep this share of all sums, and say that the same work takes ``gain`` times as long."""
-        self.sums *= keep
-        self.sums[-2] *= gain
-
-    def per_step(self) -> Floats | None:
-        """Mean of each column per step (per request), (q,); None before any row."""
-        return self.sums / self.sums[-1] if self.sums[-1] > 0.0 else None
-
-
 def points_of(z: Floats) -> Ints:
     """Operating point of each row, (n,): (floor(log2 requests), floor(log2 context per request))."""
     requests = np.maximum(z[:, _REQUESTS], 1e-9)
@@ -273,8 +235,3 @@ def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Float
     for out, start, size in zip(products, groups.starts.tolist(), groups.sizes.tolist(), strict=True):
         np.dot(left[start : start + size].T, right[start : start + size], out=out)
     return products
-
-
-def _widened(g: Floats, at: int, more: int) -> Floats:
-    """Matrices (k, q, q) with ``more`` rows and columns of 0 before row and column ``at``."""
-    return np.insert(np.insert(g, [at] * more, 0.0, axis=1), [at] * more, 0.0, axis=2)

@@ -29,7 +29,7 @@ import numpy as np
 from online.constants import DONOR_SHARE
 from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, System
 from online.rls import Prior, RlsLearner, solve
-from online.rows import PHASES, Floats, Target
+from online.rows import Floats, Target
 
 from .sheet import (
     HIDES_HITS,
@@ -58,7 +58,7 @@ _CONFIGS_MAX = 64
 class Donor:
     """What one configuration learned of one target with one live set: a (p, p), b (p,), without phases, of ``rows``.
 
-    ``prior``: what a configuration of the same model starts from, with phases. ``evidence``: by operating point, of
+    ``prior``: what a configuration of the same model starts from. ``evidence``: by operating point, of
     ``portable``.
     """
 
@@ -116,8 +116,7 @@ class Pooled:
             return None
         live, m = mapping
         mean, (spread, step_us) = m @ self.gamma, np.array([self._of_donors(name) for name in live]).T
-        prior = Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, _POOLED_MISFIT)
-        return prior if self.target is not Target.STEP_TIME else prior.sized(len(mean) + len(PHASES))
+        return Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, _POOLED_MISFIT)
 
     def _of_donors(self, name: str) -> tuple[float, float]:
         """How far the donors' own coefficients of a live column lie from the pooled one, and y / x_rms."""

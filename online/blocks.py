@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .constants import VALUE_MAX
+from .constants import NOISE_ROWS, VALUE_MAX
 from .rows import REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Mask, RowBlock, RowOutcome, Target
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 # Guard: batches of 2^15 requests and more are one stratum.
 _OCTAVES = 16
 STRATA = 2 * _OCTAVES
-# Derived: vLLM pads CUDA graphs to multiples of 8, up to 512; up to 16 requests one more is told apart.
-_EXACT, _PADDED = 16, 512
-_CELL_PADDED = _EXACT - 2 + _PADDED // 8
-"""The first cell of eight per octave."""
-# Derived: the first cell of steps with prefill; the 50 cells before it reach from 512 requests to 39,000.
+# Derived: vLLM pads CUDA graphs to multiples of 8; up to 16 requests one more is told apart.
+_EXACT = 16
+# Derived: the first cell of steps with prefill; the one before it is of 897 requests and more.
 PREFILL_CELL = 128
 # Guard: prefills of 2^15.5 tokens and more are one cell, and so are batches of 2^11 requests and more.
 _CELL_HALF_OCTAVES, _CELL_OCTAVES = 32, 12
@@ -82,6 +80,12 @@ class Design(RowBlock):
     cell: Ints
     groups: Groups
     """Of the strata."""
+
+    @property
+    def windows(self) -> Mask:
+        """Rows of so many steps, such as two pages tell, that no other shares their noise, (n,)."""
+        wide: Mask = self.steps >= NOISE_ROWS
+        return wide
 
     @staticmethod
     def of(features: FeatureSet, rows: RowBlock, beside: Design | None = None) -> Design:
@@ -208,10 +212,8 @@ def _octave(value: Floats) -> Ints:
 
 def _decode_cell(requests: Floats) -> Ints:
     # Exact up to 16 requests; then by eights, because CUDA graphs are padded to multiples of 8 and kernels work in
-    # tiles of 64: one request more costs 12 % at a tile's edge; beyond 512 nobody pads, eight cells per octave.
-    eights = _EXACT - 2.0 + np.ceil(requests / 8.0)
-    octaves = _CELL_PADDED + 8.0 * np.log2(np.maximum(requests, _PADDED) / _PADDED)
-    cell = np.where(requests <= _EXACT, np.rint(requests), np.where(requests <= _PADDED, eights, octaves))
+    # tiles of 64: one request more costs 12 % at a tile's edge.
+    cell = np.where(requests <= _EXACT, np.rint(requests), _EXACT - 2.0 + np.ceil(requests / 8.0))
     return np.minimum(np.maximum(cell, 0.0), PREFILL_CELL - 1.0).astype(np.int64)
 
 
@@ -234,11 +236,8 @@ def cell_name(cell: int) -> str:
         return f"prefill:{requests}:{'1.5' if half == 1 else tokens}"
     if cell <= _EXACT:
         return f"decode:{cell}"
-    if cell < _CELL_PADDED:
-        return f"decode:{8 * (cell - 14) - 7}-{8 * (cell - 14)}"
-    k = cell - _CELL_PADDED
-    low = 505 if k == 0 else math.ceil(512 * 2 ** (k / 8))
-    return f"decode:{_range(low, math.ceil(512 * 2 ** ((k + 1) / 8)) - 1, last=cell == PREFILL_CELL - 1)}"
+    most = 8 * (cell - _EXACT + 2)
+    return f"decode:{_range(most - 7, most, last=cell == PREFILL_CELL - 1)}"
 
 
 def _range(low: int, high: int, *, last: bool) -> str:

@@ -8,8 +8,8 @@
     w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
-    a change is confirmed where S+ or S- reaches 9, log gain = median of m since that sum was last 0, unless that is
-    below 6 %; both sums start over
+    a change is confirmed where S+ or S- reaches 9; it began with the block after the last at which both were 0, its
+    log gain is the median of m since, unless that is below 6 %; both sums start over
 
 One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
 longer. Neighbouring rows share their noise, which w knows and a spread of rows would not: with 4 % in place of w, the
@@ -23,21 +23,18 @@ its noise is that of a block. So e is its log(y / x beta) less the mean over the
 block is 1,024 steps, but 4 windows at least and 32 at most. A window counts as 32 rows since a change. How far the form
 is off at another mix, no shape factor tells here, so that a change is confirmed from a factor of 1.25 on.
 
-It began after the block up to which the sum of 0.5 - m / log gain is largest: no change before, and one of this gain
-from there on, are then nearest to what was seen.
-
 Where several engines share a configuration, they must agree (online/engines.py). Until they do the sums stay at 9, and
 are asked again. Which term moved is told by the rows after a change (online/moved_term.py).
 
-Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms,
-with the gain of the last five blocks. It is not saved, and starts over with the process. ``none``: nothing is looked
-for. S+ and S- still tell when no change was in sight.
+Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms. It
+is not saved, and starts over with the process. ``none``: nothing is looked for. S+ and S- still tell when no change was
+in sight, and since when one is.
 References: Page (Biometrika 1954); Hinkley, Inference about the change-point (Biometrika 1970); Bifet and Gavalda,
 ADWIN (SDM 2007).
 
 One change is one piece of news: until its term is named, for 8,000 rows at most, what else is confirmed of all rows is
 a piece of it, since their gain is no reference for steps that it does not fit. Then shapes take what the term says. A
-change back is told as the term that moved before, unless the rows contradict.
+change back is told as the term that moved before, unless the rows name another.
 """
 
 from __future__ import annotations
@@ -73,57 +70,10 @@ from .state import Stateful
 _SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
 # Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
 _WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
-# Guess: River's detectors do not say since when; of fewer rows without prefill a median says little. With 16 for 8 a
-# machine with 22 steps a second has too few of them in a block, and no change of its prefill is found.
-_RIVER_BLOCKS, _OTHERS_MIN = 5, 8
+# Guess: of fewer rows without prefill a median says little. With 16 a machine with 22 steps a second has too few of
+# them in a block, and no change of its prefill is found.
+_OTHERS_MIN = 8
 DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
-
-
-class Alarm(Stateful):
-    """Values of about unit scale in, alarm out: S+ and S- of the module's equations, or River's detector.
-
-    Attributes:
-        up, down: the sums.
-        rising, falling: values since each was 0.
-    """
-
-    SAVED = ("up", "down", "rising", "falling")
-
-    def __init__(self, detector: str) -> None:
-        self.up = self.down = 0.0
-        self.rising = self.falling = 0
-        self._limit = math.inf if detector == "none" else _LIMIT
-        self._river: Any = None
-        if detector not in ("cusum", "none"):
-            self._river = importlib.import_module("online.river").make_detector(detector)
-
-    def update(self, z: float) -> bool:
-        """One value; True = alarm."""
-        self.up = min(max(0.0, self.up + z - _SLACK), self._limit)
-        self.down = min(max(0.0, self.down - z - _SLACK), self._limit)
-        self.rising = self.rising + 1 if self.up else 0
-        self.falling = self.falling + 1 if self.down else 0
-        if self._river is not None:
-            self._river.update(z)
-            return bool(self._river.drift_detected)
-        return max(self.up, self.down) >= self._limit
-
-    @property
-    def rises(self) -> bool:
-        """Whether a sum is above 0."""
-        return max(self.up, self.down) > 0.0
-
-    @property
-    def memory(self) -> int:
-        """Values that may still be asked for: those since a sum was 0, and a few before."""
-        return min(max(self.rising, self.falling) + 2 * _RIVER_BLOCKS, MEMORY_ROWS)
-
-    @property
-    def lasting(self) -> int:
-        """Values since the larger sum was 0."""
-        if self._river is not None:
-            return _RIVER_BLOCKS
-        return self.rising if self.up > self.down else self.falling
 
 
 class Change(NamedTuple):
@@ -154,23 +104,33 @@ class ChangeTest(Stateful):
 
     Attributes:
         waiting: e, weight and end of rows that do not fill a block yet, (n, 3).
-        medians, ends_ns: m and the end of the last blocks.
+        up, down: S+ and S-.
+        medians: m of the blocks since both were 0.
+        began_ns: end of the first row of these.
         mean_abs, blocks: w and k.
         rows: how many are a block.
     """
 
-    SAVED = ("waiting", "medians", "ends_ns", "mean_abs", "blocks", "alarm")
+    SAVED = ("waiting", "up", "down", "medians", "began_ns", "mean_abs", "blocks")
 
     def __init__(self, detector: str, rows: int) -> None:
         self._detector, self.rows = detector, rows
+        self._limit = math.inf if detector == "none" else _LIMIT
         self.mean_abs, self.blocks = _USUAL_MIN, 0
         self.restart()
 
     def restart(self) -> None:
         """Forget what led to an alarm; what is usual stays."""
-        self.alarm, self.waiting = Alarm(self._detector), np.empty((0, 3))
-        self.medians: list[float] = []
-        self.ends_ns: list[float] = []
+        self.waiting, self.medians = np.empty((0, 3)), list[float]()
+        self.up = self.down = self.began_ns = 0.0
+        self._river: Any = None
+        if self._detector not in ("cusum", "none"):
+            self._river = importlib.import_module("online.river").make_detector(self._detector)
+
+    @property
+    def rises(self) -> bool:
+        """Whether a change is in sight."""
+        return max(self.up, self.down) > 0.0
 
     def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> Change | None:
         """Rows in order of time, (n,) each; those after a change are left, and it is told until a restart."""
@@ -181,55 +141,29 @@ class ChangeTest(Stateful):
         for block, share in zip(blocks, blocks[:, :, 1].mean(axis=1).tolist(), strict=True):
             below = block[block[:, 0].argsort(), :2]
             median = below[np.searchsorted(below[:, 1].cumsum(), 0.5 * share * self.rows), 0]
-            if change := self._test(float(median), share, float(block[-1, 2])):
-                return change
+            first_ns, last_ns = block[[0, -1], 2].tolist()
+            if not self.rises:
+                self.medians, self.began_ns = [], first_ns
+            if self._alarms(float(median), share):
+                gain, block_ns = median_of(self.medians), (last_ns - self.began_ns) / len(self.medians)
+                if abs(gain) >= GATE:
+                    return Change(gain, round(self.began_ns), max(round(2.0 * block_ns), 0))  # a clock may go back
+                self.restart()
         return None
 
-    def _test(self, m: float, share: float, end_ns: float) -> Change | None:
+    def _alarms(self, m: float, share: float) -> bool:
         said, scale = share * m, max(self.mean_abs, _USUAL_MIN)
         rate = 1.0 / min(self.blocks + FEW_ROWS, MEMORY_ROWS)
         self.mean_abs += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.mean_abs) - self.mean_abs)
         self.blocks += 1
-        alarm, memory = self.alarm.update(min(max(said / scale, -_Z_MAX), _Z_MAX)), self.alarm.memory
-        self.medians, self.ends_ns = [*self.medians, m][-memory:], [*self.ends_ns, end_ns][-memory:]
-        if not alarm:
-            return None
-        gain, medians, ends_ns = median_of(self.medians[-self.alarm.lasting :]), self.medians, self.ends_ns
-        if abs(gain) < GATE:
-            self.restart()
-            return None
-        last = int(np.cumsum(0.5 - np.array(medians[:-1]) / gain).argmax()) if len(medians) > 1 else 0
-        block_ns = (ends_ns[-1] - ends_ns[last]) / max(len(ends_ns) - 1 - last, 1)
-        return Change(gain, round(ends_ns[last]), max(round(2.0 * block_ns), 0))  # a clock may go back
-
-
-class WindowTest(Stateful):
-    """The test on windows.
-
-    Attributes:
-        test: of the equations.
-        mean, count: of log(y / x beta) of the windows since the last change, and how many there were.
-    """
-
-    SAVED = ("test", "mean", "count")
-
-    def __init__(self, detector: str) -> None:
-        self.test = ChangeTest(detector, NOISE_ROWS)
-        self.mean, self.count = 0.0, 0
-
-    def restart(self) -> None:
-        """Learn anew what is usual, since a change was confirmed."""
-        self.test.restart()
-        self.mean, self.count = 0.0, 0
-
-    def learn(self, log_ratio: Floats, steps: Ints, end_ns: Ints) -> Change | None:
-        """Windows in order of time, (n,) each, with log(y / x beta); while a change is in sight the mean stays."""
-        e = log_ratio - self.mean
-        for value in () if self.test.alarm.rises else log_ratio.tolist():
-            self.count += 1
-            self.mean += (value - self.mean) / min(self.count, 2 * NOISE_ROWS)
-        self.test.rows = min(max(_WINDOW_STEPS // int(steps.mean()), _WINDOWS_MIN), NOISE_ROWS)
-        return self.test.learn(e, np.ones(len(e)), end_ns) if self.count >= FEW_ROWS else None
+        self.medians = [*self.medians, m][-MEMORY_ROWS:]
+        z = min(max(said / scale, -_Z_MAX), _Z_MAX)
+        self.up = min(max(0.0, self.up + z - _SLACK), self._limit)
+        self.down = min(max(0.0, self.down - z - _SLACK), self._limit)
+        if self._river is not None:
+            self._river.update(z)
+            return bool(self._river.drift_detected)
+        return max(self.up, self.down) >= self._limit
 
 
 # ------------------------------------------------------------------- the monitor
@@ -240,6 +174,7 @@ class ChangeMonitor(Stateful):
 
     Attributes:
         all_rows, prefill, windows: the tests.
+        usual_window, window_count: mean of log(y / x beta) of the windows since the last change, and how many came.
         engines: the levels of those that sent rows lately.
         calm: what rows took when no change was in sight last.
         search: for the term that moved.
@@ -254,14 +189,15 @@ class ChangeMonitor(Stateful):
     """
 
     SAVED = (
-        *("all_rows", "prefill", "windows", "engines", "calm", "search", "gain", "confirmed", "last_ns"),
-        *("began_ns", "within_ns", "rows_since", "of_prefill", "term", "added"),
+        *("all_rows", "prefill", "windows", "usual_window", "window_count", "engines", "calm", "search", "gain"),
+        *("confirmed", "last_ns", "began_ns", "within_ns", "rows_since", "of_prefill", "term", "added"),
     )
 
     def __init__(self, detector: str, names: Sequence[str]) -> None:
         self._detector, self._names = detector, tuple(names)
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, FEW_ROWS)
-        self.windows, self.engines = WindowTest(detector), Engines(len(names))
+        self.windows, self.engines = ChangeTest(detector, NOISE_ROWS), Engines(len(names))
+        self.usual_window, self.window_count = 0.0, 0
         self.calm, self.search = Reference(len(names)), TermSearch(len(names))
         self.gain, self.confirmed, self.rows_since = 1.0, 0, 0
         self.last_ns = self.began_ns = self.within_ns = 0
@@ -275,16 +211,16 @@ class ChangeMonitor(Stateful):
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
-        is_window = block.steps >= NOISE_ROWS
-        rows = len(block) + (NOISE_ROWS - 1) * int(is_window.sum())
+        windows = block.windows
+        rows = len(block) + (NOISE_ROWS - 1) * int(windows.sum())
         self.rows_since += rows
         self.search.count(rows)
-        if is_window.all():
+        if windows.all():
             return self._learn_windows(block, log_ratio, shapes, beta)
         known = shapes.knows(block.cell)
         if not known.any():
             return None
-        if not (self.all_rows.alarm.rises or self.prefill.alarm.rises):
+        if not (self.all_rows.rises or self.prefill.rises):
             self.calm.beta, self.calm.factors = beta.copy(), copy.deepcopy(shapes)
         cell, end_ns = block.cell[known], block.end_ns[known]
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
@@ -304,16 +240,23 @@ class ChangeMonitor(Stateful):
         return None
 
     def _learn_windows(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
-        if not self.windows.test.alarm.rises:
+        e, is_calm = log_ratio - self.usual_window, not self.windows.rises
+        if is_calm:
             self.calm.beta, self.calm.factors = beta.copy(), ShapeFactors(len(beta))
-            self.calm.window_log_ratio = self.windows.mean
+            self.calm.window_log_ratio = self.usual_window
+        for value in log_ratio.tolist() if is_calm else ():
+            self.window_count += 1
+            self.usual_window += (value - self.usual_window) / min(self.window_count, 2 * NOISE_ROWS)
         cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
-        self.engines.learn(block.engine, cell, log_ratio - self.windows.mean + shapes.log_y[cell], end_ns)
-        change = self.windows.learn(log_ratio, block.steps, block.end_ns)
+        self.engines.learn(block.engine, cell, e + shapes.log_y[cell], end_ns)
+        if self.window_count < FEW_ROWS:
+            return None
+        self.windows.rows = min(max(_WINDOW_STEPS // int(block.steps.mean()), _WINDOWS_MIN), NOISE_ROWS)
+        change = self.windows.learn(e, np.ones(len(e)), block.end_ns)
         if change and abs(change.log_gain) < APART:
-            self.windows.test.restart()
+            self.windows.restart()
         elif change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
-            return self._take(change, end_ns, by_windows=True)
+            return self._take(change, end_ns)
         return None
 
     # ---------------------------------------------------------------- the news of a change
@@ -323,34 +266,30 @@ class ChangeMonitor(Stateful):
         """Whether too few rows came since the last change to tell another from it: two first fits."""
         return self.confirmed > 0 and self.rows_since < 2 * START_ROWS
 
-    def _take(self, change: Change, end_ns: int, *, by_windows: bool = False) -> Change:
+    def _take(self, change: Change, end_ns: int) -> Change:
         """Make it the last change: another one, or a piece of the one before.
 
         Of the same rows it is a piece while that is fresh, or while its term is looked for; together they are one
         change by the product of their gains. Where that product is no change any more, the first one is over.
         """
-        of_same_rows = change.prefill == self.of_prefill
-        both = math.log(self.gain) + change.log_gain
-        is_back = of_same_rows and abs(both) < GATE
-        was_fresh, has_no_term = self._is_fresh, self.search.rows_left > 0 and not self.term
+        log_gain, of_same_rows = math.log(self.gain) + change.log_gain, change.prefill == self.of_prefill
+        is_open, is_back = self._is_fresh or (self.search.rows_left > 0 and not self.term), abs(log_gain) < GATE
         began_ns = max(change.began_ns, self.last_ns + 1)
-        if of_same_rows and (was_fresh or has_no_term) and not is_back:
-            log_gain = both
-        else:
+        if is_back or not (is_open and of_same_rows):
             log_gain, self.search.reference = change.log_gain, copy.copy(self.calm)
-            # One that was over before rows could tell its term had none.
-            self.search.rows_left = 0 if is_back and was_fresh else 2 * HALF_LIFE_STEPS
+            self.search.rows_left = 2 * HALF_LIFE_STEPS
             self.began_ns, self.within_ns = began_ns, change.within_ns
             self.confirmed, self.of_prefill = self.confirmed + 1, change.prefill
-            self.term, self.added = self.term if is_back else "", 0.0
+            self.term, self.added = self.term if of_same_rows and is_back else "", 0.0
         self.gain, self.last_ns, self.rows_since = math.exp(log_gain), end_ns, 0
         if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
-        self.search.start(began_ns + change.within_ns, by_windows=by_windows)
+        self.search.start(began_ns + change.within_ns)
         for rows in self.engines.rows.values():
             rows.forget(len(self._names))
         self.prefill.restart()
         self.windows.restart()
+        self.usual_window, self.window_count = 0.0, 0
         if not change.prefill:
             self.all_rows.restart()
         return change
@@ -365,7 +304,7 @@ class ChangeMonitor(Stateful):
 
         ``scale``: relative noise of a row; ``shapes``: factors as they are.
         """
-        moved = self.search.find(self._names, scale, self.term, slower=self.gain > 1.0)
+        moved = self.search.find(self._names, scale, slower=self.gain > 1.0)
         if moved.name and (is_of_prefill(moved.name) or not self.of_prefill):
             is_new = moved.name != self.term or not self.added
             self.term, self.added = moved

@@ -30,11 +30,10 @@ class EngineRows(Stateful):
         cell, log_y: of its last rows, oldest first: cell and a_i, (n,) each.
         last_ns: event time of its last block.
         learned: how many rows are in a (p, p) and b (p,), the statistics A and b of online/moved_term.py.
-        shared: A with each row times those that share its noise: 32 single steps, and no other window, (p, p).
         learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
     """
 
-    SAVED = ("cell", "log_y", "last_ns", "learned", "learned_ns", "a", "b", "shared")
+    SAVED = ("cell", "log_y", "last_ns", "learned", "learned_ns", "a", "b")
 
     def __init__(self, p: int) -> None:
         self.cell, self.log_y, self.last_ns = np.empty(0, np.int64), np.empty(0), 0
@@ -43,19 +42,18 @@ class EngineRows(Stateful):
     def forget(self, p: int) -> None:
         """Begin anew with the statistics."""
         self.learned, self.learned_ns = 0, 0
-        self.a, self.b, self.shared = np.zeros((p, p)), np.zeros(p), np.zeros((p, p))
+        self.a, self.b = np.zeros((p, p)), np.zeros(p)
 
     def restored(self) -> None:
         """Each row is of a cell."""
         if ((self.cell < 0) | (self.cell >= CELLS)).any() or len(self.cell) != len(self.log_y):
             raise StateError("rows of an engine without their cells")
 
-    def add(self, x: Floats, elapsed_us: Floats, weight: Floats, sharing: Ints, end_ns: int) -> None:
-        """Add rows x (n, p) of these times and weights (n,) to the statistics; ``sharing``: rows of one noise, (n,)."""
+    def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
+        """Add rows x (n, p) of these times and weights (n,) to the statistics."""
         left = 0.5 ** (max(end_ns - self.learned_ns, 0) / IDLE_GAP_NS)
         weighted = weight[:, None] * x
         self.a, self.b = left * self.a + weighted.T @ x, left * self.b + weighted.T @ elapsed_us
-        self.shared = left * self.shared + (sharing[:, None] * weighted).T @ x
         self.learned, self.learned_ns = self.learned + len(x), end_ns
 
     def level(self, reference: Floats, first_cell: int) -> float:
@@ -97,11 +95,10 @@ class Engines(Stateful):
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""
-        sharing = np.where(block.steps >= NOISE_ROWS, 1, NOISE_ROWS)  # a window shares its noise with no other
         for number, rows in self.rows.items() if len(self.rows) > 1 else ():
             own = block.engine == number
             if own.any():
-                rows.add(block.x[own], elapsed_us[own], weight[own], sharing[own], int(block.end_ns[-1]))
+                rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
 
     def confirm(self, log_gain: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
         """Whether a change by this gain, of cells from one on, is one of most of them and leaves them alike.

@@ -15,7 +15,7 @@
 
 The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
 and it moved the way the whole did. Else no term is named: rows of one load do not tell terms apart, and two terms that
-moved are none. What is named stays so while it is within ``enough``. By F rows are compared with others of their shape,
+moved are none. By F rows are compared with others of their shape,
 so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
 little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
 
@@ -60,7 +60,6 @@ def moved_term(
     *,
     slower: bool,
     noise: float,
-    expected: str = "",
 ) -> MovedTerm:
     """The one term that explains why rows take more time, or less, than by ``beta``; see the module's docstring.
 
@@ -71,7 +70,6 @@ def moved_term(
         names: of the columns.
         slower: whether they take more time on the whole; a term that fell explains no slower steps.
         noise: V, variance of a row's relative time, as if rows did not share theirs.
-        expected: what is told if several explain it, and this is one of them.
     """
     squares = float(beta @ a @ beta)
     every = float(s @ np.linalg.lstsq(a, s, rcond=None)[0])
@@ -82,10 +80,9 @@ def moved_term(
             found.append((every - along * along / length, MovedTerm(name, along / length)))
     least = min(left for left, _ in found)
     more = least + SURE_SD**2 * min(noise, _NO_NOISE * least) + QUIETEST**2 * squares
-    told = {term.name: term for left, term in found if left - least <= more}
-    term = told.get(expected, min(found)[1])
-    is_sure = least <= WORTH * every and (len(told) == 1 or term.name == expected)
-    return term if is_sure and (term.added > 0.0) == slower else MovedTerm("", 0.0)
+    told = [term for left, term in found if left - least <= more]
+    is_sure = least <= WORTH * every and len(told) == 1 and (told[0].added > 0.0) == slower
+    return told[0] if is_sure else MovedTerm("", 0.0)
 
 
 def is_of_prefill(name: str) -> bool:
@@ -123,11 +120,11 @@ class Reference(Stateful):
 
     def log_factors(self, block: Design) -> tuple[Floats, Floats]:
         """Log F of rows, (n,), and how far it is to be trusted, 0 to 1, (n,)."""
-        is_window, factors = block.steps >= NOISE_ROWS, self.factors
+        factors = self.factors
         by_shape = factors.log_factors(block.cell, self.beta)
         reach = factors.reach(block.cell, block.x, self.beta)
         trust = shrinkage(factors.rows[block.cell]) / (1.0 + np.square(reach / WORTH))
-        return np.where(is_window, self.window_log_ratio, by_shape), np.where(is_window, 1.0, trust)
+        return np.where(block.windows, self.window_log_ratio, by_shape), np.where(block.windows, 1.0, trust)
 
 
 class TermSearch(Stateful):
@@ -138,7 +135,7 @@ class TermSearch(Stateful):
         reference: from before the change.
         a, b: the statistics of the module's equations, (p, p) and (p,).
         rows: how many of the change are in them for sure; a window is 32 rows.
-        by_windows: whether windows confirmed the change.
+        by_windows: whether the last rows were windows.
         windows: the last ones, oldest first, (n, p + 3): columns, time, weight, and end in ns of each.
     """
 
@@ -149,16 +146,14 @@ class TermSearch(Stateful):
         self.a, self.b = np.zeros((p, p)), np.zeros(p)
         self.windows: Floats = np.empty((0, p + 3))
 
-    def start(self, since_ns: int, *, by_windows: bool) -> None:
+    def start(self, since_ns: int) -> None:
         """Begin anew, with the windows that ended after this."""
-        self.rows, self.by_windows = 0, by_windows
-        self.a, self.b = np.zeros_like(self.a), np.zeros_like(self.b)
-        if by_windows:
+        self.rows, self.a, self.b = 0, np.zeros_like(self.a), np.zeros_like(self.b)
+        if self.by_windows:
             before = np.flatnonzero(self.windows[:, -1] <= since_ns)  # a clock may go back
             since = self.windows[before[-1] + 1 if len(before) else 0 :]
-            factor = np.exp(-self.reference.window_log_ratio)
             self.rows = NOISE_ROWS * len(since)
-            self._gather(since[:, :-3], factor * since[:, -3], since[:, -2])
+            self._gather(since[:, :-3], since[:, -3], since[:, -2], self.reference.window_log_ratio)
 
     def count(self, rows: int) -> None:
         """So many rows came after the block by which the change was confirmed, part of which is from before it."""
@@ -166,26 +161,26 @@ class TermSearch(Stateful):
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows that are learned, with times and weights (n,)."""
-        is_window = block.steps >= NOISE_ROWS
-        if is_window.any():
-            known = np.column_stack((block.x, elapsed_us, weight, block.end_ns.astype(np.float64)))[is_window]
+        self.by_windows = bool(block.windows.all())
+        if self.by_windows:
+            known = np.column_stack((block.x, elapsed_us, weight, block.end_ns.astype(np.float64)))
             self.windows = np.concatenate((self.windows, known))[-2 * NOISE_ROWS :]
         if self.rows_left:
             log_f, trust = self.reference.log_factors(block)
-            self._gather(block.x, elapsed_us * np.exp(-log_f), weight * trust)
+            self._gather(block.x, elapsed_us, weight * trust, log_f)
 
-    def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats) -> None:
+    def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats, log_f: Floats | float) -> None:
         weighted = weight[:, None] * x
         self.a += weighted.T @ x
-        self.b += weighted.T @ elapsed_us
+        self.b += weighted.T @ (elapsed_us * np.exp(-log_f))
 
-    def find(self, names: Sequence[str], scale: float, expected: str, *, slower: bool) -> MovedTerm:
+    def find(self, names: Sequence[str], scale: float, *, slower: bool) -> MovedTerm:
         """The term, once two first fits of rows came: fewer are of one load. ``scale``: relative noise of a row."""
         if not self.rows_left or self.rows < 2 * START_ROWS:
             return MovedTerm("", 0.0)
         beta, noise = self.reference.beta[: len(names)], (1 if self.by_windows else NOISE_ROWS) * scale**2
         s = self.b - self.a @ beta
-        return moved_term(self.a, s, beta, names, slower=slower, noise=noise, expected=expected)
+        return moved_term(self.a, s, beta, names, slower=slower, noise=noise)
 
     def coefficients_after(self, moved: MovedTerm, names: Sequence[str]) -> Floats:
         """What the term leaves of those from before, and of phases."""

@@ -133,8 +133,9 @@ class Replica(Stateful):
     def of_engines(learner: RlsLearner, names: Mapping[int, str]) -> list[Replica]:
         """The engines that a learner hears, by their numbers' ``names``; none where it hears one alone."""
         heard = [(names.get(number, str(number)), rows) for number, rows in learner.drift.engines.rows.items()]
+        noise = (1 if learner.drift.search.by_windows else NOISE_ROWS) * learner.scale**2
         return [
-            Replica(name, rows.learned, rows.a, rows.b, learner.scale**2 * rows.shared)
+            Replica(name, rows.learned, rows.a, rows.b, noise * rows.a)
             for name, rows in heard
             if rows.learned >= FEW_ROWS
         ]

@@ -3,10 +3,7 @@
 Merging adds statistics, it never averages coefficients. What one stream learned after the other is treated as if one
 learner had seen both: the earlier statistics are first decayed by what the later learned, stratum by stratum. Streams
 side by side keep each its own decay. Then one solve. Errors and the detector start over: nobody has predicted by the
-merged coefficients yet. The scale is that of the merged coefficients:
-
-    R_k(beta) = beta' A_k beta - 2 b_k' beta + y'Wy_k         sum of squared relative residuals of side k
-    n s^2     = n_1 s_1^2 + n_2 s_2^2 + R(beta) - R_1(beta_1) - R_2(beta_2)              n: rows in Huber shares
+merged coefficients yet. The squared scale is the mean of both, by their rows.
 
 A replica is the statistics of one engine at the merge: A, b, and N, the variance of its scores; before there are
 p + 1 windows, and of engines that send to one sidecar, s^2 A stands in, each single step times 32: so many may share
@@ -48,59 +45,46 @@ from online.blocks import median_of
 from online.constants import APART, ENGINES_MAX, FEW_ROWS, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
 from online.errors import PrequentialError
 from online.moved_term import MovedTerm, is_of_prefill, moved_term
-from online.rows import Floats, Mask, RowBlock
+from online.rows import Floats, Mask
 from online.snapshot import ReplicaSnapshot
 from online.state import Stateful, Tree
 
-from .learner import RlsLearner, residual_squares
+from .learner import RlsLearner
 from .solve import RELATIVE_RIDGE, solve
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
-    """Add what ``other`` knows; both have no partial block. ``other`` is used up."""
+    """Add what ``other`` knows; both have no partial block. ``other`` is used up. First fits end."""
     for learner in (into, other):
-        if not (into.holding and other.holding):
-            learner.fit_held_rows(last=True)
-    if other.holding and not into.holding:
-        return  # too few rows for a fit of their own
-    if into.holding and not other.holding:
+        learner.fit_held_rows(last=True)
+    if other.holding:  # too few rows for a fit of their own
+        return
+    if into.holding:
         for name in (*RlsLearner.SAVED, "held"):
             setattr(into, name, getattr(other, name))
     else:
-        into.rows += other.rows
-        into.error = PrequentialError()
-        if into.holding:
-            parts = [into.held, other.held] if other_is_later else [other.held, into.held]
-            if held := [part for part in parts if part is not None]:
-                into.held = RowBlock.concatenate(held)
-                into.fit_held_rows()
-        else:
-            if not side_by_side:
-                earlier, later = (into, other) if other_is_later else (other, into)
-                earlier.sums *= 2.0 ** -later.half_lives()
-                earlier.intervals.decay(later.intervals.rows)
-                earlier.fit.strata.decay(later.fit.strata.clock)
-                earlier.fit.score_covariance.decay(later.fit.strata.clock)
-            _add_statistics(into, other)
-        into.sums += other.sums
-        into.intervals.add(other.intervals)
+        if not side_by_side:
+            earlier, later = (into, other) if other_is_later else (other, into)
+            earlier.sums *= 2.0 ** -later.half_lives()
+            earlier.intervals.decay(later.intervals.rows)
+            earlier.fit.strata.decay(later.fit.strata.clock)
+            earlier.fit.score_covariance.decay(later.fit.strata.clock)
+        _add_statistics(into, other)
     into.drift = into.drift.restarted()
 
 
 def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
-    """Statistics of both, and the scale of what solves them."""
-    sides = [(side, float(side.fit.strata.n1.sum())) for side in (into, other)]
-    rows = max(sum(n for _, n in sides), 1.0)
-    least = min(into.scale, other.scale)
-    squares = sum(n * side.scale**2 - residual_squares(side.fit.strata.total(), side.fit.beta) for side, n in sides)
-    within = sum(n * side.scale**2 for side, n in sides)
-    into.median_us += sides[1][1] / rows * (other.median_us - into.median_us)
+    rows, more = (max(float(side.fit.strata.n1.sum()), TINY) for side in (into, other))
+    share = more / (rows + more)
+    into.scale = math.sqrt((1.0 - share) * into.scale**2 + share * other.scale**2)
+    into.median_us += share * (other.median_us - into.median_us)
+    into.rows += other.rows
+    into.sums += other.sums
+    into.error = PrequentialError()
+    into.intervals.add(other.intervals)
     into.fit.strata.add(other.fit.strata)
     into.fit.score_covariance.add(other.fit.score_covariance)
     into.shapes.add(other.shapes)
-    into.fit.solve_strata(into.scale)
-    squares += residual_squares(into.fit.strata.total(), into.fit.beta)
-    into.scale = max(math.sqrt(max(squares, within) / rows), least)
     into.fit.solve_strata(into.scale)
 
 

@@ -28,7 +28,7 @@ from .blocks import STRATA, Design
 from .errors import Contest
 from .rows import Floats, Ints
 from .snapshot import LevelSnapshot
-from .state import StateError, Stateful
+from .state import Stateful
 
 # Guess: half or twice as long move errors by 0.1 points; 20 rows alone leave 0.3 points more of the median error.
 HALF_LIVES_ROWS = (8, 20, 60)
@@ -68,8 +68,6 @@ class PhaseLevel(Stateful):
 
     @means.setter
     def means(self, values: list[float]) -> None:
-        if values and (len(values) != len(HALF_LIVES_ROWS) or max(map(abs, values)) > LEVEL_MAX):
-            raise StateError("means of another number, or out of bounds")
         self._means = _fresh_means() if values else []
         for mean, value in zip(self._means, values, strict=True):
             mean.update(value)  # River takes the first value as it is

@@ -5,7 +5,6 @@ import pytest
 
 from online.level import HALF_LIVES_ROWS, LEVEL_MAX, PhaseLevel
 from online.rows import STEP_FEATURES, RowBlock
-from online.state import StateError
 from tests.support.banks import learned, merged, told
 from tests.support.linear_steps import steps
 
@@ -68,9 +67,3 @@ def test_a_merged_level_starts_over_and_counts_the_rows_of_both():
     rows = sum(told(bank).level["decode"].rows for bank in banks)
     decode = told(merged(*banks)).level["decode"]
     assert (decode.factor, decode.half_life_rows, decode.rows) == (1.0, None, rows)
-
-
-@pytest.mark.parametrize("means", [[0.1], [0.1, 0.2, 0.3], [0.0] * 4])
-def test_means_that_cannot_be_are_refused(means):
-    with pytest.raises(StateError):
-        PhaseLevel().means = means

@@ -257,7 +257,9 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
     if arch.get("weight_element_bytes") == 0.0:
         missing.append(f"bytes of a weight (quantization {arch.get('weight_quantization')!r} is not known here)")
     number = {name: value for name, value in arch.items() if type(value) is int}
-    moe_layers = number.get("num_moe_layers", 0) if experts_in(arch) else 0
+    moe_layers = number.get("num_moe_layers", 0)
+    if moe_layers and experts_in(arch) is None:
+        missing.append("num_experts")
     if moe_layers < number.get("num_hidden_layers", 0) and "intermediate_size" not in arch:
         missing.append("intermediate_size")
     if moe_layers and "moe_intermediate_size" not in arch:

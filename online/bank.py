@@ -24,7 +24,7 @@ import msgspec
 
 from online.constants import ENGINES_MAX
 from online.features import PORTABLE, Fact, Facts
-from online.target import RLS, BankSettings, HistoryView, TargetState, check_settings, feature_set
+from online.target import BankSettings, HistoryView, TargetState, check_settings, feature_set
 from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, priors_of
 
 from .rows import RowBlock, RowOutcome, Target
@@ -245,9 +245,8 @@ class Bank:
         return None if prior is None else prior.target_before()
 
     def _sheet_prior(self, config_id: str) -> SheetPrior | None:
-        if RLS not in self.settings.learners or PORTABLE not in self.settings.feature_sets:
-            return None
-        return self.pool.sheet_prior(config_id, self._get(config_id).facts)
+        is_learned = PORTABLE in self.settings.feature_sets
+        return self.pool.sheet_prior(config_id, self._get(config_id).facts) if is_learned else None
 
     def history(self, config_id: str) -> HistoryView | None:
         """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""
@@ -269,13 +268,13 @@ class Bank:
         }
         return {"learned_rows": 0 if config_id else self.learned_rows, "configs": configs}
 
-    def from_state(self, state: Tree) -> list[str]:
-        """Continue from a state; the names of models in it that are not configured, which are left out.
+    def from_state(self, state: Tree) -> None:
+        """Continue from a state; models in it that are not configured are left out.
 
         Raises:
             StateError: the state does not fit; the bank is as it was before.
         """
-        fresh, left_out = Bank(self.settings), []
+        fresh = Bank(self.settings)
         with refusing():
             fresh.learned_rows = msgspec.convert(state["learned_rows"], Annotated[int, msgspec.Meta(ge=0)])
             for config_id, kept in [*state["configs"].items()][-self.settings.configs_max :]:
@@ -287,18 +286,16 @@ class Bank:
                 for target, own in kept["targets"].items():
                     one = fresh._target(config_id, Target(target))
                     one.from_state(own)
-                    left_out += [f"{config_id}/{target}/{name}" for name in one.left_out]
                     known.last_seen_ns = max(known.last_seen_ns, one.last_ns)
         self._known, self.learned_rows = fresh._known, fresh.learned_rows
-        return left_out
 
     def state(self, config_id: str = "") -> bytes:
         """A state file of all that is learned, or of one configuration."""
         return encode({LEARNERS: self.to_state(config_id)})
 
-    def restore(self, data: bytes) -> list[str]:
+    def restore(self, data: bytes) -> None:
         """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`from_state`."""
-        return self.from_state(part_of_tree(decode(data), LEARNERS))
+        self.from_state(part_of_tree(decode(data), LEARNERS))
 
     def event_span_ns(self) -> tuple[int, int]:
         """Event time of the first and of the last row that any target has learned; 0 without any."""

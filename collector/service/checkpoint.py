@@ -178,14 +178,14 @@ class CheckpointFile:
         self.problem = ""
         """Why it could not be used; shown by readiness."""
 
-    def load(self, restore: Callable[[Tree], tuple[Position, list[str]]]) -> Position:
+    def load(self, restore: Callable[[Tree], Position]) -> Position:
         """Hand the checkpoint to ``restore``; its position, the first one without any.
 
         One that cannot be used is put aside and logged as an error.
         """
         try:
             data, written_unix_s = self._path.read_bytes(), self._path.stat().st_mtime
-            position, left_out = restore(decode(data))
+            position = restore(decode(data))
         except FileNotFoundError:
             return Position()
         except (OSError, StateError) as error:
@@ -194,8 +194,6 @@ class CheckpointFile:
             with contextlib.suppress(OSError):
                 self._files.replace(self._path, self._path.with_name(f"{NAME}.corrupt"))
             return Position()
-        if left_out:
-            _log.warning("models of the state that are not configured were left out: %s", ", ".join(left_out))
         self.restored, self.restored_unix_s = Restored.CHECKPOINT, written_unix_s
         return position
 

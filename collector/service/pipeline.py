@@ -221,11 +221,11 @@ class Pipeline:
             PROGRESS: position._asdict(),
         }, position
 
-    def from_checkpoint(self, tree: Tree) -> tuple[Position, list[str]]:
+    def from_checkpoint(self, tree: Tree) -> Position:
         """Continue from a checkpoint.
 
         Returns:
-            Where the log is read again, and names of models in it that are not configured, which are left out.
+            Where the log is read again.
 
         Raises:
             StateError: it does not fit; the pipeline is as it was before.
@@ -236,11 +236,11 @@ class Pipeline:
             joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
-        left_out = self._bank.from_state(part_of_tree(tree, LEARNERS))
+        self._bank.from_state(part_of_tree(tree, LEARNERS))
         self.joiner, self._spans = joiner, SpanWindow(self._settings.engines_max)
         self._unlearned = UnlearnedExports(self._settings)
         self.applied_seq = position.read_from - 1
-        return position, left_out
+        return position
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from .history import HistoryView
-from .settings import RLS, BankSettings, check_settings, feature_set
+from .settings import BankSettings, check_settings, feature_set
 from .target_state import TargetState
 
 __all__ = [
-    "RLS",
     "BankSettings",
     "HistoryView",
     "TargetState",

@@ -58,8 +58,8 @@ def check_settings(settings: BankSettings) -> None:
     """Raises ValueError naming the first key that cannot work."""
     for name in settings.learners:
         _check_learner(name)
-    if RESIDUAL in settings.learners and RLS not in settings.learners:
-        raise ValueError(f"learners: {RESIDUAL} corrects what {RLS} publishes, which is not among them")
+    if RLS not in settings.learners:
+        raise ValueError(f"learners: {RLS} is not among them, whose coefficients are published")
     for name in settings.feature_sets:
         if name != CUSTOM and name not in registered():
             raise ValueError(f"feature_sets: {name!r} is not one of {', '.join((*registered(), CUSTOM))}")

@@ -58,7 +58,6 @@ class TargetState(Stateful):
         received, timeless: rows, and those of them that seem to take no time.
         replicas: what each of several states knew of ``watcher`` when they were merged into this one.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
-        left_out: models of a state that are not configured with the same columns.
     """
 
     SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "received", "timeless")
@@ -78,7 +77,6 @@ class TargetState(Stateful):
         self.history: StepHistory | None = None
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
-        self.left_out: list[str] = []
         self._size_blocks()
 
     def add_features(self, features: FeatureSet, prior: Prior | None = None) -> None:
@@ -86,10 +84,9 @@ class TargetState(Stateful):
         if features.name in self.sets:
             return
         self.sets[features.name] = features
+        self.models[features.name] = RlsLearner(features, prior, detector=self.settings.detector)
         for name in self.settings.learners:
-            if name == RLS:
-                self.models[features.name] = RlsLearner(features, prior, detector=self.settings.detector)
-            elif name != RESIDUAL:
+            if name not in (RLS, RESIDUAL):
                 self.river[f"{name}/{features.name}"] = river_module().RiverLearner(name.removeprefix(RIVER), features)
         if self.published is None and PORTABLE in self.models and self.target.vector == "beta":
             self.published = PublishedPrediction(features, self.settings)
@@ -193,9 +190,7 @@ class TargetState(Stateful):
             models[PORTABLE] = told.model(models[PORTABLE])
         vector, champion, watcher = self.target.vector, self._best(), self.watcher()
         if watcher is None or champion not in models:
-            scored = {name: model.error.mape for name, model in models.items() if model.error is not None}
-            champion = min(scored, key=scored.__getitem__, default=next(iter(models), ""))
-            return TargetSnapshot(vector=vector, unit="us", champion=champion, models=models) if models else None
+            return None
         learner, doubts = self.models[champion], {}
         # Of a merged state the engines it was made of, else those that send here, each against the others.
         engines = self.replicas or Replica.of_engines(watcher, self.engine_names)
@@ -275,8 +270,6 @@ class TargetState(Stateful):
             if model is not None and columns == [*model.features.names]:
                 model.from_state(kept)
                 same.add(name)
-            else:
-                self.left_out.append(name)
         if state["pending"] is not None:
             self.cutter.restore(RowBlock.of_state(state["pending"], self.target.vocabulary))
         if state["windows"] is not None:

@@ -27,8 +27,12 @@ LEARNERS = (
 SAVED = LEARNERS[:1]
 
 
+def _settings(learner, **settings):
+    return Config(learners=tuple(dict.fromkeys(("rls", learner))), **settings)
+
+
 def _bank(learner, *rows, **settings):
-    return learned(*rows, settings=Config(learners=(learner,), **settings))
+    return learned(*rows, settings=_settings(learner, **settings))
 
 
 def _model(bank, learner):
@@ -38,10 +42,9 @@ def _model(bank, learner):
 
 
 def _fresh(learner, features):
-    state = TargetState(STEP, Config(learners=(learner,)))
+    state = TargetState(STEP, _settings(learner))
     state.add_features(features)
-    (model,) = [*state.models.values(), *state.river.values()]
-    return model
+    return [*state.models.values(), *state.river.values()][-1]
 
 
 def _published(bank):

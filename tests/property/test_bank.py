@@ -118,7 +118,7 @@ def test_rename_keeps_what_was_learned():
     [
         (Config(learners=("lasso",)), "learners"),
         (Config(learners=("river:no.Such",)), "river:no.Such"),
-        (Config(learners=("river:linear_model.PARegressor", "river:residual")), "corrects what rls publishes"),
+        (Config(learners=("river:linear_model.PARegressor", "river:residual")), "rls is not among them"),
         (Config(learners=("river:drift.ADWIN",)), "not a regressor"),
         (Config(feature_sets=("phisics",)), "feature_sets"),
         (Config(custom={"step_time": ("tokens",)}), "tokens"),

@@ -24,7 +24,7 @@ def load(directory, *, refuse=0):
         newest = tree[PROGRESS]["newest"]
         if newest == refuse:
             raise StateError("does not fit")
-        return Position(newest, newest), []
+        return Position(newest, newest)
 
     file = CheckpointFile(directory)
     newest = file.load(restore).newest

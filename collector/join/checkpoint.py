@@ -52,7 +52,7 @@ class RowWatermarks:
     def record(self, rows: RowBlock, target: Target, engines: Mapping[int, str]) -> None:
         """Rows of a configuration were emitted; ``engines``: the instances whose numbers they bear."""
         for number, instance in engines.items():
-            ends_ns = rows.end_ns if len(engines) == 1 else rows.end_ns[rows.engine == number]
+            ends_ns = rows.end_ns[rows.engine == number]
             if len(ends_ns):
                 marks = self._emitted.setdefault(("", instance), {})
                 marks[target] = max(marks.get(target, 0), int(ends_ns.max()))

@@ -79,7 +79,6 @@ class Joiner:
         if telemetry.requests:
             process = self._emitter_for(ApiProcess, key, telemetry.arrived_unix_ns, telemetry)
             if process is not None:
-                process.record_sender(telemetry)
                 self.resolver.apply(process.facts, telemetry.facts, process.instance, process.recording)
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
@@ -90,7 +89,6 @@ class Joiner:
         if len(telemetry.steps) or telemetry.core:
             engine = self._emitter_for(Engine, key, telemetry.arrived_unix_ns, telemetry)
             if engine is not None:
-                engine.record_sender(telemetry)
                 self._add_steps(engine, telemetry)
 
     def _senders_beside(self, process: ApiProcess, peer: str) -> list[ApiProcess]:
@@ -129,19 +127,17 @@ class Joiner:
                 self._evict(heard[min(heard)])
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             self._refused.pop(key, None)
-            held[key] = self._new_emitter(kind, key)
+            held[key] = kind(key[1], key[0], self._emitter_count, settings)
+            self._emitter_count += 1
         held[key].record_arrival(arrived_unix_ns)
+        if telemetry is not None:
+            held[key].record_sender(telemetry)
         return held[key]
 
     def _refuse(self, key: Key, now_ns: int) -> None:
         """Remember who found no place lately."""
         recent = {each: at_ns for each, at_ns in self._refused.items() if at_ns >= now_ns - self._settings.timeout_ns}
         self._refused = recent if len(recent) >= _REFUSED_MAX else recent | {key: now_ns}
-
-    def _new_emitter(self, kind: type[E], key: Key) -> E:
-        recording, instance = key
-        self._emitter_count += 1
-        return kind(instance, recording, self._emitter_count - 1, self._settings)
 
     def _evict(self, gone: Emitter) -> None:
         """Let an emitter go, and its doubles; what they held is learned."""
@@ -275,7 +271,7 @@ class Joiner:
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
 
     def _advance_page(self, page: PageEngine, *, flush: bool) -> None:
-        """Where others tell more of the same engine, its page gives facts, and what it taught becomes their prior."""
+        """Where others tell more of the same engine, its page gives facts."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
         richer = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
@@ -286,9 +282,7 @@ class Joiner:
         known = page.facts.known()
         for sender in richer:
             sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
-        before, page.config_id = page.config_id, ""
-        if before and before not in self.config_ids():
-            self._succeeded.append(ConfigReplaced(before, min(config_id_of(sender) for sender in richer)))
+        page.config_id = ""
 
     def _describe(self) -> list[ConfigUpdated]:
         """Configurations of which something else is known than before."""
@@ -347,7 +341,7 @@ class Joiner:
     def emitters_by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""
         grouped: dict[str, list[Emitter]] = {}
-        for emitter in sorted(self.emitters, key=lambda one: one.number):
+        for emitter in sorted(self.emitters, key=attrgetter("number")):
             if emitter.config_id and not emitter.is_duplicate:
                 grouped.setdefault(emitter.config_id, []).append(emitter)
         return grouped
@@ -386,11 +380,8 @@ class Joiner:
 
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
-        return JoinCheckpoint(
-            emitters=[EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording],
-            emitter_count=self._emitter_count,
-            marks=self._marks.to_checkpoint(),
-        ).to_plain()
+        kept = [EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording]
+        return JoinCheckpoint(kept, self._emitter_count, self._marks.to_checkpoint()).to_plain()
 
     @classmethod
     def from_checkpoint(cls, plain: object, settings: Config, resolver: ConfigResolver | None = None) -> Joiner:

@@ -226,19 +226,22 @@ class EngineProcess:
         if not (window.size and (self.has_exact_context or self.has_journeys or waited)):
             return  # whether journeys will come, which have the decode context, is not known
         self._give_up_before(window.base)
-        first = self.emitted_to or window.base
-        steps, cells = window.columns(first, window.newest_step + 1)
+        first, stop = self.emitted_to or window.base, window.newest_step + 1
         if self.is_exact:
-            late_ns = max(self._settings.lateness_ns, self._kv_lateness_ns)
-            final = len(steps) if ending else exact.final_steps(steps, cells, self.event_unix_ns - late_ns)
-            self._pass_exact(first, first + final, ending=ending)
+            watermark_ns = self.event_unix_ns - max(self._settings.lateness_ns, self._kv_lateness_ns)
+            final = stop if ending else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
+            self._pass_exact(first, final, ending=ending)
             return
         if self.votes.decided is Scheduling.UNKNOWN:
-            self._decide_mode(StepView(steps, cells, asynchronous=False), waited=waited)
+            self._decide_mode(self._view(first, stop), waited=waited)
         if self.votes.decided is not Scheduling.UNKNOWN or not self.has_journeys:
-            view = StepView(steps, cells, asynchronous=self.is_asynchronous)
-            final = self._told_steps(view) if idle else self._final_steps(view)
-            self._pass_blocks(window.newest_step + 2 if flush else first + final, idle=idle, flush=flush)
+            view = self._view(first, stop)
+            final = first + (self._told_steps(view) if idle else self._final_steps(view))
+            self._pass_blocks(stop + 1 if flush else final, idle=idle, flush=flush)
+
+    def _view(self, first: int, stop: int) -> StepView:
+        """Steps first..stop-1."""
+        return StepView(*self.window.columns(first, stop), asynchronous=self.is_asynchronous)
 
     def _give_up_before(self, base: int) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
@@ -310,9 +313,10 @@ class EngineProcess:
 
     def _emit_rows(self, stop: int, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
-        window, calibration = self.window, self.calibration
-        first = self.emitted_to or window.base
-        view = StepView(*window.columns(first - 1, stop + 1), asynchronous=self.is_asynchronous)
+        calibration, first = self.calibration, self.emitted_to or self.window.base
+        if not len(self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1).stamps().step):
+            return  # in a hole
+        view = self._view(first - 1, stop + 1)
         stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
         if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
@@ -353,9 +357,8 @@ class EngineProcess:
         if first >= stop:
             return
         self._count_passed(first, stop)
-        columns, asynchronous = self.window.columns(first, stop + 1), self.is_asynchronous
-        self.votes.add(StepView(*columns, asynchronous=asynchronous))
-        view = StepView(columns[0][:-1], columns[1][:-1], asynchronous=asynchronous)
+        view = self._view(first, stop)
+        self.votes.add(self._view(first, stop + 1))
         self.calibration.learn(view, idle=idle)
         if self.has_journeys and not self.has_exact_context:
             busy = view.seen & ~view.empty
@@ -374,8 +377,7 @@ class EngineProcess:
         window, engine = self.window, self._engine
         if not self.has_summaries:
             return
-        known = window.columns(max(first, self.first_summary_step), min(stop, window.newest_step + 1))
-        steps, cells = known
+        steps, cells = window.columns(max(first, self.first_summary_step), min(stop, window.newest_step + 1))
         engine.count(JoinEvent.MISSING, int(np.count_nonzero(~cells["seen"])))
         excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
         if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():

@@ -54,7 +54,6 @@ from collector.runtime import (
     limit_bytes,
     resident_bytes,
     serve,
-    set_log_format,
     set_log_level,
 )
 from collector.runtime.http import HttpServer, make_page_server
@@ -118,9 +117,8 @@ class Sidecar:
             health=health,
         )
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
-        self._forward = (
-            Forwarder(config, clock, metrics, self._io, self._keeper.log, health) if config.forward else None
-        )
+        log = self._keeper.log
+        self._forward = Forwarder(config, clock, metrics, self._io, log, health) if config.forward else None
         self.queue = AdmissionQueue(
             clock,
             capacity_bytes=config.queue_bytes,
@@ -348,7 +346,6 @@ def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, problem = loaded
     set_log_level(config.log_level)
-    set_log_format(config.log_format)
     if problem:
         _log.error("%s", problem)
 

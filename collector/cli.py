@@ -62,7 +62,6 @@ from collector.runtime import (
     note,
     print_in_any_encoding,
     say,
-    set_log_format,
     set_log_level,
 )
 from exporters import questions
@@ -327,7 +326,6 @@ def fleet_pull(
     if every is None:
         return _written(partial(pull_once, options, config), out, in_json=in_json)
     set_log_level(config.log_level)
-    set_log_format(config.log_format)
     service = FleetService(options, config, SystemClock(), interval_s=every)
     return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 

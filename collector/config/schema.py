@@ -353,9 +353,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least important messages that are logged.")
     ] = "info"
-    log_format: Annotated[Literal["text", "json"], Meta(description="Lines for people, or one JSON object a line.")] = (
-        "text"
-    )
     drain_s: ClassVar[float] = 10.0
     """At a stop, how long accepted exports may still be learned from. It fits a pod's grace period of 30 s."""
     steps_max: ClassVar[int] = 65_536

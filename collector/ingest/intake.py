@@ -81,7 +81,6 @@ class Intake:
         connection: str,
         size_bytes: int,
         read: Callable[[Receiving], Awaitable[bytes | Answer]],
-        patience_s: Callable[[], float | None] = lambda: None,
     ) -> Answer | None:
         """Read a message as soon as there is room for it, and take it in (None), or say why not.
 
@@ -91,7 +90,6 @@ class Intake:
             connection: whose share of the room it takes.
             size_bytes: most bytes that it may have.
             read: waits for the message; an answer says why it cannot be read.
-            patience_s: asked when it is here: how long its sender waits for a place in the queue.
         """
         try:
             if (refused := self._refuses()) is None:
@@ -101,7 +99,7 @@ class Intake:
                         refused = message
                     else:
                         receiving.shrink(len(message))
-                        refused = await self._take(signal, message, connection, transport, patience_s())
+                        refused = await self._take(signal, message, connection, transport)
         except BudgetFull:
             refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
         except (TimeoutError, ConnectionError):
@@ -115,9 +113,7 @@ class Intake:
         self.count_call(transport, Outcome.ACCEPTED if refused is None else refused.outcome)
         return refused
 
-    async def _take(
-        self, signal: Signal, payload: bytes, peer: str, transport: Transport, wait_s: float | None
-    ) -> Answer | None:
+    async def _take(self, signal: Signal, payload: bytes, peer: str, transport: Transport) -> Answer | None:
         """Take in what was read (None), or say why not; what is no trace is not learned from, and passed on."""
         spans, outcome, refused = 0, Outcome.FAILED, None
         if signal is Signal.TRACES:
@@ -131,7 +127,7 @@ class Intake:
         if spans:
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             try:
-                refused = await self._admit(export, wait_s)
+                refused = await self._admit(export)
                 outcome = Outcome.ACCEPTED if refused is None else refused.outcome
             except asyncio.CancelledError:  # its sender has left while it waited for room
                 outcome = Outcome.QUEUE_FULL
@@ -155,7 +151,7 @@ class Intake:
         async with self._computing:
             return await asyncio.to_thread(work, data)
 
-    async def _admit(self, export: Export, wait_s: float | None) -> Answer | None:
+    async def _admit(self, export: Export) -> Answer | None:
         refused = self._refuses()
         if refused is not None:
             return refused
@@ -163,4 +159,4 @@ class Intake:
         size_bytes = len(export.payload)
         if size_bytes > BATCH_BYTES:
             return self._queue.put_nowait(export, size_bytes, address)
-        return await self._queue.put(export, size_bytes, wait_s, address)
+        return await self._queue.put(export, size_bytes, address)

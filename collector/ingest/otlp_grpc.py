@@ -35,8 +35,6 @@ _SIGNALS = {method: signal for signal, method in METHODS.items()}
 RESPONSE_OK = b""
 """An ExportTraceServiceResponse with partial_success unset."""
 
-DEADLINE_MARGIN_S = 0.5
-"""A handler stops waiting for room this long before the caller's deadline, so that the caller hears the reason."""
 KEEPALIVE_MS = 60_000
 """A peer that is gone in a call gives its place back."""
 KEEPALIVE_TIMEOUT_MS = 20_000
@@ -88,18 +86,12 @@ class _ExportHandler(grpc.GenericRpcHandler):
             return message if isinstance(message, bytes) else answer(Outcome.INCOMPLETE)  # the call ended without one
 
         peer, size_bytes = context.peer(), self._intake.message_bytes_max
-        patience_s = partial(_patience_s, context)
-        return await self._intake.receive(signal, Transport.GRPC, peer, size_bytes, read, patience_s)
+        return await self._intake.receive(signal, Transport.GRPC, peer, size_bytes, read)
 
 
 def _authorization(context: _Context) -> str | None:
     values = [value for key, value in context.invocation_metadata() or () if key == "authorization"]
     return values[0] if len(values) == 1 and isinstance(values[0], str) else None
-
-
-def _patience_s(context: _Context) -> float | None:
-    remaining_s = context.time_remaining()
-    return None if remaining_s is None else max(remaining_s - DEADLINE_MARGIN_S, 0.0)
 
 
 class OtlpGrpcReceiver:

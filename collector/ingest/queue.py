@@ -90,14 +90,14 @@ class AdmissionQueue:
 
     # --- the receivers' side ----------------------------------------------------------------------------------------
 
-    async def put(self, item: Export, size_bytes: int, wait_s: float | None = None, peer: str = "") -> Answer | None:
+    async def put(self, item: Export, size_bytes: int, peer: str = "") -> Answer | None:
         """Admit an export (None), waiting for room for a while, or say why not."""
         refused: Answer | None = None
         place = (asyncio.get_running_loop(), asyncio.Event())  # before it looks: room may come while it does
         with self._work:
             self._waiting.add(place)
         try:
-            async with asyncio.timeout(self._wait_s if wait_s is None else min(wait_s, self._wait_s)):
+            async with asyncio.timeout(self._wait_s):
                 while (refused := self.put_nowait(item, size_bytes, peer)) and refused.outcome is Outcome.QUEUE_FULL:
                     await place[1].wait()
                     place[1].clear()

@@ -17,7 +17,7 @@ from .filesystem import (
     resident_bytes,
     sync_directory,
 )
-from .loop import Background, IoLoop, end_tasks
+from .loop import Background, IoLoop
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
 from .terminal import (
     REPORT_ONCE,
@@ -27,7 +27,6 @@ from .terminal import (
     print_in_any_encoding,
     progress,
     say,
-    set_log_format,
     set_log_level,
 )
 
@@ -54,7 +53,6 @@ __all__ = [
     "cannot_listen",
     "cgroup_limit_bytes",
     "configure_logs",
-    "end_tasks",
     "limit_bytes",
     "note",
     "print_in_any_encoding",
@@ -62,7 +60,6 @@ __all__ = [
     "resident_bytes",
     "say",
     "serve",
-    "set_log_format",
     "set_log_level",
     "sync_directory",
 ]

@@ -12,13 +12,11 @@ How far a long command is: a bar of tqdm, in a terminal.
 from __future__ import annotations
 
 import io
-import json
 import logging
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import TYPE_CHECKING, Any, Never
 
 from .tasks import Clock
 
@@ -56,28 +54,6 @@ class OncePerInterval(logging.Filter):
         if held_back:
             record.msg = f"{record.msg} ({held_back} more like this held back)"
         return True
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object per line, for who collects logs by machine."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """RFC 3339 time in UTC, level, logger, message; the traceback where there is one."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
-
-
-def set_log_format(name: Literal["text", "json"]) -> None:
-    """Lines for people, or for machines."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter() if name == "json" else logging.Formatter(FORMAT))
 
 
 def set_log_level(level: str) -> None:

@@ -90,11 +90,13 @@ def test_a_missing_step_is_waited_for_and_then_costs_two_rows():
     assert counts[RowDrop.INCOMPLETE] == 1
 
 
-def test_a_restart_within_an_export_begins_anew_and_no_row_spans_it():
+def test_a_restart_begins_anew_and_no_row_spans_it_also_where_its_exports_overtake_those_before():
     before, after = steps_of(1, 500), steps_of(1, 400, begin_ns=10**12 + 60 * 10**9)
-    rows, counts = rows_of([np.concatenate([before, after])])
-    assert rows == {0: plain_rows(before) + plain_rows(after)}
-    assert counts[JoinEvent.ENGINE_RESTART] == 1
+    overtaking = [before[:300], after[50:100], before[300:], after[:50], after[100:]]
+    for pieces in ([np.concatenate([before, after])], overtaking):
+        rows, counts = rows_of(pieces)
+        assert rows == {0: plain_rows(before) + plain_rows(after)}
+        assert counts[JoinEvent.ENGINE_RESTART] == 1
 
 
 def test_rows_of_a_configuration_leave_by_their_end_and_a_silent_engine_holds_the_others_for_the_timeout():

@@ -43,7 +43,6 @@ from collector.config import (
     explain_key,
     explain_keys,
     json_schema,
-    load,
     load_or_degrade,
     scraping,
 )
@@ -429,17 +428,11 @@ def configuration() -> None:
 @with_config
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
-    """Check it, and print it with a mark at what is not the default."""
+    """Check it, and print it."""
     from collector.app import check_config  # noqa: PLC0415
 
     check_config(config, SystemClock())
-    tree, usual = config_tree(config), config_tree(load(None, {}, config.profile))
-    if in_json:
-        say(json.dumps(tree, indent=2))
-        return EXIT_OK
-    for line in config_yaml(config).splitlines():
-        key = line.partition(":")[0]
-        say(f"{line}  # not the default" if key in tree and tree[key] != usual[key] else line)
+    say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
     return EXIT_OK
 
 

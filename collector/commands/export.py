@@ -42,10 +42,6 @@ def export_traffic(paths: Sequence[Path], out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name, data in render_trace(requests).items():
         write_atomically(out / name, data)
-    aborted = sum(request.is_aborted for request in requests)
-    note(
-        f"{len(requests)} requests, {aborted} of them given up by their clients; no prefix groups: prompts are unknown"
-    )
     say(f"--trace-header {out / TRACE_HEADER} --trace-data {out / TRACE_TABLE}")
     return EXIT_OK
 

@@ -158,7 +158,6 @@ def add(chosen: Sequence[Examined], config: Config) -> Bank:
 
 FETCHED_NAME = ".pull"
 CONFIGS_MAX = 10_000
-_SOURCES_NAMED = 20
 
 
 @contextlib.contextmanager
@@ -303,9 +302,7 @@ def _held(snapshot: Snapshot) -> list[str]:
 def complaints(pulled: Pulled) -> list[str]:
     """Sources that are not in it, and replicas that differ."""
     left_out = [source for source in pulled.sources if source.outcome != PullOutcome.MERGED]
-    lines = [f"{source.name}: {source.outcome}: {source.detail}" for source in left_out[:_SOURCES_NAMED]]
-    if len(left_out) > _SOURCES_NAMED:
-        lines.append(f"and {len(left_out) - _SOURCES_NAMED} more sources")
+    lines = [f"{source.name}: {source.outcome}: {source.detail}" for source in left_out]
     return lines + (_odd(pulled.snapshot) if pulled.snapshot else [])
 
 

@@ -221,16 +221,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     replicas: list[ReplicaSnapshot] = []
     doubts: list[str] = []
 
-    @property
-    def prediction_error(self) -> ErrorSnapshot | None:
-        """Of what is published to predict with: shaped and corrected, else the champion's coefficients."""
-        for name in ("portable", self.champion):
-            model = self.models.get(name)
-            if model is not None and model.prediction_error is not None:
-                return model.prediction_error
-        champion = self.models.get(self.champion)
-        return None if champion is None else champion.error
-
 
 class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One emitting engine process: its scheduling mode (sync, async, unknown) and newest step id."""

@@ -53,10 +53,9 @@ def lines(report: Report) -> Iterator[str]:
 
 def _capture(capture: CaptureReport) -> Iterator[str]:
     yield ""
-    kind = "interval rows" if capture.interval_rows else "steps"
     yield (
         f"{capture.name}  telemetry={capture.telemetry}  learned from {capture.learned_rows} rows, scored on "
-        f"{capture.scored_rows} {kind} and {capture.scored_requests} requests "
+        f"{capture.scored_rows} rows and {capture.scored_requests} requests "
         f"({capture.uncovered_requests} left out: their path is not covered)"
     )
     if capture.dropped_rows:

@@ -130,7 +130,6 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     cannot_derive: Sequence[str]
     learned_rows: int
     scored_rows: int
-    interval_rows: bool
     scored_requests: int
     uncovered_requests: int
     dropped_rows: dict[str, int]
@@ -173,7 +172,7 @@ def evaluate(
 
 def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
     facts, learned, rows = capture.facts, capture.learned(STEP), capture.all_rows(STEP)
-    scored, interval_rows = _single_steps(capture.scored(STEP))
+    scored = _single_steps(capture.scored(STEP))
     late = (capture.requests["finished_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
     requests = covered(rows, capture.requests[late])
     alphas = _alphas(requests, [fit(PORTABLE, target, facts, capture.learned(target)) for target in ALPHAS])
@@ -200,7 +199,6 @@ def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
         cannot_derive=capture.cannot_derive,
         learned_rows=len(learned),
         scored_rows=len(scored),
-        interval_rows=interval_rows,
         scored_requests=len(requests),
         uncovered_requests=int(late.sum()) - len(requests),
         dropped_rows=capture.dropped_rows,
@@ -208,11 +206,11 @@ def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
     )
 
 
-def _single_steps(rows: RowBlock) -> tuple[RowBlock, bool]:
+def _single_steps(rows: RowBlock) -> RowBlock:
     """The rows that are one step each, if there are enough of them to say something; else all, which are intervals."""
     single = (rows.steps == 1) & (rows.quality <= Quality.STEPS)
     enough = int(np.count_nonzero(single)) >= max(20, len(rows) // 10)
-    return (rows.take(single), False) if enough else (rows, True)
+    return rows.take(single) if enough else rows
 
 
 def _alphas(requests: NDArray[Any], fits: Sequence[Fit | None]) -> dict[Target, Floats]:

@@ -21,7 +21,7 @@ Reference: Raina et al., Constructing informative priors using transfer learning
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,8 +155,8 @@ def priors_of(donors: Sequence[Donor]) -> Priors:
 class DonorPool:
     """Donors by feature set and target, of the newest 64 configurations."""
 
-    def __init__(self, donors: Iterable[Donor] = ()) -> None:
-        self._donors = list(donors)
+    def __init__(self) -> None:
+        self._donors: list[Donor] = []
         self._populations: dict[str, HierarchicalPrior] = {}
 
     def add(self, donors: Sequence[Donor]) -> None:

@@ -47,7 +47,6 @@ def test_what_the_queue_costs_is_learned_and_is_part_of_what_is_published(queued
     assert set(target.correction.rows) == {"learned", "thinned"}
     assert sum(target.correction.rows.values()) == 3000 - 20, "all but the first block, of a second"
     assert model.prediction_error.mape < 0.6 * model.shaped_error.mape
-    assert target.prediction_error == model.prediction_error
     without, plain = _told(_queued(3000, 1), RLS)
     assert without.correction is None
     assert plain.shaped_error == model.shaped_error

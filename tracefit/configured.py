@@ -14,6 +14,8 @@ from .step_model import Limits, Prediction, StepModel, computable_model
 
 _LIMIT_MAX = 1e12
 """No engine holds more of anything."""
+_LEAST = {"max_num_batched_tokens": 2}
+"""A step holds a decode, and one token of a prompt."""
 
 
 class Config:
@@ -88,11 +90,9 @@ class Config:
     @property
     def missing(self) -> tuple[str, ...]:
         """Times outside of the steps that nothing was learned of, by their target: no TTFT or E2E has them in it."""
-        return tuple(name for name in ("api_queueing", "post_decode") if not self._has_coefficients(name))
-
-    def _has_coefficients(self, target: str) -> bool:
-        learned = self.targets.get(target)
-        return learned is not None and any(model.coefficients for model in learned.models.values())
+        models = [(name, model) for name, target in self.targets.items() for model in target.models.values()]
+        learned = {name for name, model in models if model.coefficients}
+        return tuple(name for name in ("api_queueing", "post_decode") if name not in learned)
 
     def mean_context(self, requests: float) -> float:
         """Tokens of decode context that a step of so many decoding requests usually has; 0 where nobody said.
@@ -126,15 +126,10 @@ class Config:
         kv_tokens: int | None = None,
     ) -> Config:
         """The same with limits that its telemetry did not tell, or other ones."""
-
-        def limit(name: str, value: int | None, least: int = 1) -> int | None:
-            return getattr(self.limits, name) if value is None else int(checked(name, value, least, _LIMIT_MAX))
-
-        limits = Limits(
-            limit("max_num_seqs", max_num_seqs),
-            limit("max_num_batched_tokens", max_num_batched_tokens, 2),
-            limit("kv_tokens", kv_tokens),
-        )
+        given = zip(Limits._fields, (max_num_seqs, max_num_batched_tokens, kv_tokens), strict=True)
+        stated = [(name, value) for name, value in given if value is not None]
+        checks = {name: int(checked(name, value, _LEAST.get(name, 1), _LIMIT_MAX)) for name, value in stated}
+        limits = self.limits._replace(**checks)
         return Config(self._described, limits, name=self.name, at_unix_nano=self.at_unix_nano)
 
     def now(self, at_unix_nano: int | None = None) -> Config:
@@ -242,14 +237,11 @@ def _limits(described: ConfigDocument) -> Limits:
 
     def fact(name: str) -> int | None:
         value = described.facts.get(name)
-        if not isinstance(value, int) or isinstance(value, bool):
-            return None
-        return value if 0 < value <= _LIMIT_MAX else None
+        return value if type(value) is int and _LEAST.get(name, 1) <= value <= _LIMIT_MAX else None
 
     blocks, block_size = fact("num_gpu_blocks"), fact("block_size")
-    budget = fact("max_num_batched_tokens")
     return Limits(
         fact("max_num_seqs"),
-        budget if budget is not None and budget > 1 else None,
+        fact("max_num_batched_tokens"),
         blocks * block_size if blocks and block_size else None,
     )

@@ -195,10 +195,7 @@ def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
 
     A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
     """
-    if target.seen is not None and target.seen.cells:
-        strata = set(map(stratum_of_cell, target.seen.cells))
-    else:
-        strata = set(target.interval.strata if target.interval is not None else ())
+    strata = set(map(stratum_of_cell, target.seen.cells if target.seen is not None else ()))
     if of_means(telemetry):
         sizes = {name.partition(":")[2] for name in strata}
         strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
@@ -211,24 +208,21 @@ def computable_model(config: ConfigDocument, name: str) -> Model:
     Raises:
         NoCoefficientsError: there is none; it says which and why.
     """
-    config_id, target = config.config_id, config.targets.get(name)
+    target = config.targets.get(name)
     known = FEATURES if config.missed_experts is None else (*FEATURES, ACTIVE_EXPERTS)
     if target is None:
-        raise NoCoefficientsError(f"configuration {config_id} has learned nothing about {name} yet")
+        raise NoCoefficientsError(f"configuration {config.config_id} has learned nothing about {name} yet")
     for key in ("portable", target.champion):
         model = target.models.get(key)
-        if model is not None and model.coefficients and (name != STEP_TIME or _of_a_step(model, known)):
+        if model is not None and model.coefficients and (name != STEP_TIME or _names(model) <= set(known)):
             return model
-    wanted = " that can be computed from prefill tokens, requests and context" if name == STEP_TIME else ""
-    listed = ", ".join(sorted(key for key, model in target.models.items() if model.coefficients))
     raise NoCoefficientsError(
-        f"configuration {config_id} publishes no coefficients of {name}{wanted}"
-        + (f" (only {listed})" if listed else "")
+        f"configuration {config.config_id} publishes no coefficients of {name} that can be computed from what is asked"
     )
 
 
-def _of_a_step(model: Model, known: Collection[str]) -> bool:
-    return all(each.name in known for each in model.coefficients)
+def _names(model: Model) -> set[str]:
+    return {each.name for each in model.coefficients}
 
 
 def doubts_of(model: Model, telemetry: str) -> tuple[str, ...]:

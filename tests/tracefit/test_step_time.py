@@ -168,7 +168,7 @@ def test_a_set_that_needs_a_data_sheet_is_left_to_the_sidecar():
         target["models"]["physics"]["features"][1]["name"] = "t_weight"
         target["champion"] = "physics"
 
-    with pytest.raises(tracefit.NoCoefficientsError, match="only physics"):
+    with pytest.raises(tracefit.NoCoefficientsError, match="publishes no coefficients of step_time"):
         changed(physics).step_time(requests=1)
 
 

@@ -18,7 +18,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Final, NamedTuple
+from typing import Annotated, Final
 
 import msgspec
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
-class Position(NamedTuple):
+class Position(msgspec.Struct, frozen=True):
     """Where the log stands for a checkpoint, in numbers of entries."""
 
     newest: Number = 0

@@ -145,13 +145,8 @@ class Durability:
         while self._pending:
             self._write_pending()
         if self._unsaved:
-            written_unix_s = self._metrics.value(table.STATE_WRITTEN)
-            age_s = max(self._clock.unix_nano() / 1e9 - written_unix_s, 0.0)
-            missing = (
-                f"what came in the last {age_s:.0f} s is lost" if written_unix_s else "everything that came is lost"
-            )
-            missing = "what it lacks is in the log" if self.has_log else missing
-            _log.error("stopped without a last checkpoint: %s; %s", self._unsaved, missing)
+            since = f"what came since the one before: {'in the log' if self.has_log else 'lost'}"
+            _log.error("stopped without a last checkpoint (%s); %s", self._unsaved, since)
         self.log.close()
         self._directory.release()
         return not self._unsaved

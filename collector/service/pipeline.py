@@ -31,7 +31,6 @@ from collector.join import (
     Emitter,
     Event,
     Joiner,
-    Pending,
     Rows,
     SpanWindow,
     facts_of,
@@ -80,7 +79,7 @@ class Pipeline:
     and its half-updated models are forgotten, since absent is better than wrong. A restart begins anew with it.
     """
 
-    def __init__(self, config: Config, version: str, resolver: ConfigResolver | None = None) -> None:
+    def __init__(self, config: Config, resolver: ConfigResolver | None = None) -> None:
         self._settings = config
         self._spans = SpanWindow(config.engines_max)
         self.joiner = Joiner(config, resolver)
@@ -88,7 +87,6 @@ class Pipeline:
         self._bank = Bank(config)
         self._quarantined: dict[str, str] = {}
         """By configuration, why."""
-        self._version = version
         self._counts = Counts()
         self._skewed: set[str] = set()
         self._load = RecentLoad()
@@ -192,10 +190,6 @@ class Pipeline:
         self._load.forget_idle(now_unix_ns)
         self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
 
-    def pending(self) -> list[Pending]:
-        """What each source holds that has not become rows, and until when at the latest."""
-        return self.joiner.pending()
-
     def shed_memory(self) -> None:
         """Memory is short: what is pending is learned as it is, and steps behind it are let go of."""
         self.flush()
@@ -218,7 +212,7 @@ class Pipeline:
         return {
             LEARNERS: self._bank.to_state(),
             JOIN: self.joiner.to_checkpoint(),
-            PROGRESS: position._asdict(),
+            PROGRESS: msgspec.structs.asdict(position),
         }, position
 
     def from_checkpoint(self, tree: Tree) -> Position:
@@ -232,7 +226,7 @@ class Pipeline:
         """
         progress = part_of_tree(tree, PROGRESS)
         try:
-            position = msgspec.convert([progress.get(name) for name in Position._fields], Position)
+            position = msgspec.convert(progress, Position)
             joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
@@ -253,11 +247,11 @@ class Pipeline:
     def _learn(self, events: Iterable[Event]) -> None:
         """Let the learners take what the join says, in its order."""
         for event in events:
+            if self.on_event is not None:
+                self.on_event(event)
             self._apply(event)
 
     def _apply(self, event: Event) -> None:
-        if self.on_event is not None:
-            self.on_event(event)
         match event:
             case ConfigKeyChanged(old, new):
                 _log.info("configuration %s is %s now, as more is known of it", old, new)
@@ -307,7 +301,7 @@ class Pipeline:
         return Snapshot(
             generation=generation,
             created_unix_nano=now_unix_nano,
-            tracefit_version=self._version,
+            tracefit_version=__version__,
             configs=configs,
         )
 
@@ -417,7 +411,7 @@ def check_learning(config: Config) -> None:
 def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     check_learning(config)
-    pipeline = Pipeline(config, __version__, resolver or ConfigResolver(config))
+    pipeline = Pipeline(config, resolver or ConfigResolver(config))
     for number, path in enumerate(config.donors):
         files = state_files(Path(path))
         if not files:
@@ -425,8 +419,6 @@ def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pip
         try:
             for file in files:
                 pipeline.add_donors(file.read_bytes())
-        except OSError as error:
-            raise ConfigError(f"donors[{number}]", f"{path}: cannot be read: {error.strerror}") from None
-        except StateError as error:
+        except (OSError, StateError) as error:
             raise ConfigError(f"donors[{number}]", f"{path}: {error}") from None
     return pipeline

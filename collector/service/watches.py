@@ -48,7 +48,7 @@ class EventTime:
             return
         self._looked_ns = now_ns
         self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
-        held = self._pipeline.pending()
+        held = self._pipeline.joiner.pending()
         sums = {what: sum(getattr(one, what) for one in held) for what in ("steps", "requests", "rows")}
         for what, number in sums.items():
             self._metrics.set(table.PENDING, number, what)

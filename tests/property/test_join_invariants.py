@@ -50,7 +50,7 @@ class Told:
     """A pipeline that is told of spans, and its books."""
 
     def __init__(self) -> None:
-        self.pipeline = Pipeline(SmallJoin(learners=("rls",)), "0")
+        self.pipeline = Pipeline(SmallJoin(learners=("rls",)))
         self.received = 0
         self._learn, self.pipeline._bank.learn = self.pipeline._bank.learn, self._counted
 

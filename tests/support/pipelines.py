@@ -26,7 +26,7 @@ _MULTIPLIER = 2654435761
 
 
 def new_pipeline(**settings) -> Pipeline:
-    return Pipeline(Config(**{"learners": ("rls",), **settings}), "0")
+    return Pipeline(Config(**{"learners": ("rls",), **settings}))
 
 
 def replayed(exports: Iterable[Export], batch: int = 1, **settings) -> Pipeline:

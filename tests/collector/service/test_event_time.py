@@ -36,7 +36,7 @@ class House:
     def __init__(self, **settings):
         self.clock = FakeClock(unix_nano=BEGIN_NS)
         self.metrics = Metrics(CollectorRegistry())
-        self.pipeline = Pipeline(Config(learners=("rls",), **settings), "0")
+        self.pipeline = Pipeline(Config(learners=("rls",), **settings))
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0, ClientView(lambda: None).verdict)
         self.unread_s = 0.0
         self.arrivals = SteadyClock(self.clock)

@@ -98,14 +98,12 @@ def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """Donors of one system and target together: gamma (q,) by the names of all columns, A (q, q), b."""
+    """Donors of one system and target together: gamma (q,) by the names of all columns."""
 
     system: System
     target: Target
     names: tuple[str, ...]
     gamma: Floats
-    a: Floats
-    b: Floats
     donors: tuple[tuple[Donor, Floats], ...]
     """Each with its M."""
 
@@ -140,7 +138,7 @@ def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | No
     a = np.sum([m.T @ donor.a @ m for donor, m in used], axis=0)
     b = np.sum([m.T @ donor.b for donor, m in used], axis=0)
     none = np.zeros(len(names), np.bool_)
-    return Pooled(system, target, names, solve(a, b, none, ~none).beta, a, b, used)
+    return Pooled(system, target, names, solve(a, b, none, ~none).beta, used)
 
 
 def priors_of(donors: Sequence[Donor]) -> Priors:

@@ -31,8 +31,7 @@ _VOTES_MIN = 8
 
 def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
     """How many of these steps, from the first on, are final, so that nothing of them can come: up to the watermark."""
-    young = np.flatnonzero(cells["seen"] & (steps["unix_ns"] > watermark_unix_ns))
-    old = np.flatnonzero(cells["seen"][: young[0]] if len(young) else cells["seen"])
+    old = np.flatnonzero(cells["seen"] & (steps["unix_ns"] <= watermark_unix_ns))
     return int(old[-1]) + 1 if len(old) else 0
 
 

@@ -42,7 +42,7 @@ class PassEngine(Emitter):
         self._last = -1
         self._passed_unix_ns = 0
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
-        self._warm_ups: dict[Target, WarmUp] = {}
+        self._warm_ups: defaultdict[Target, WarmUp] = defaultdict(lambda: WarmUp(settings.warm_up_rows))
 
     @property
     def is_never_late(self) -> bool:
@@ -85,9 +85,8 @@ class PassEngine(Emitter):
         idle |= self.newest_unix_ns - self._passed_unix_ns >= self._settings.idle_timeout_s * 1e9
         passes, self._passes = self._passes, defaultdict(list)
         for target in passes.keys() | self._warm_ups.keys():
-            warm_up = self._warm_ups.setdefault(target, WarmUp(self._settings.warm_up_rows))
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
-            rows = warm_up.pass_through(blocks, self.counts, flush=idle or flush)
+            rows = self._warm_ups[target].pass_through(blocks, self.counts, flush=idle or flush)
             if len(rows):
                 out.append(TargetRows(target, rows))
         return out

@@ -95,34 +95,28 @@ _GPU, _IPC = "gpu+", "ipc://"
 
 
 class _Subscription:
-    """The socket of one endpoint, and its numbers by stream; used in the loop."""
+    """The socket of one endpoint, made in the loop; ConfigError where it cannot connect or bind."""
 
-    def __init__(self, zmq: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
+    def __init__(self, zmq: Any, context: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
+        self.address = endpoint.address.removeprefix(_GPU)
         self.read = feed.reader_of(endpoint)
-        self._zmq = zmq
-        self._feed = feed
-        self._address = endpoint.address.removeprefix(_GPU)
-        self._high_water = high_water
-        self._expected: dict[int, int] = {}
-
-    def open(self, context: Any) -> None:
-        """Connect, or bind; ConfigError if that cannot be."""
         self._unfinished = b"", b""
-        self._socket = context.socket(self._zmq.SUB)
+        self._zmq = zmq
+        self._socket = context.socket(zmq.SUB)
         for option, value in (
-            ("RCVHWM", self._high_water),
+            ("RCVHWM", high_water),
             ("MAXMSGSIZE", SOCKET_BYTES),
             ("RECONNECT_IVL", _RECONNECT_MS),
             ("HEARTBEAT_IVL", HEARTBEAT_MS),
             ("IPV6", 1),
             ("SUBSCRIBE", b""),
         ):
-            self._socket.setsockopt(getattr(self._zmq, option), value)
+            self._socket.setsockopt(getattr(zmq, option), value)
         # A publisher whose endpoint has no "*" connects (wire contract §7.1): then the other side binds.
         try:
-            self._socket.bind(self._address) if "*" in self._address else self._socket.connect(self._address)
-        except self._zmq.ZMQError as error:
-            raise ConfigError(self._feed.key, f"{self._address}: {error.strerror}") from None
+            self._socket.bind(self.address) if "*" in self.address else self._socket.connect(self.address)
+        except zmq.ZMQError as error:
+            raise ConfigError(feed.key, f"{self.address}: {error.strerror}") from None
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         """The last two frames, sequence and body, of what has come: for so long at most, and some frames at a time.
@@ -141,12 +135,6 @@ class _Subscription:
                 yield number, body
                 number, body = b"", b""
         self._unfinished = number, body
-
-    def count_number(self, stream: int, number: int, counts: Counts) -> None:
-        """A message of this number came: those before it that did not are missing; a smaller one is a new start."""
-        expected = self._expected.get(stream, 0)
-        counts[table.KV_MISSING,] += number - expected if number >= expected else number
-        self._expected[stream] = number + 1
 
 
 class Subscriber(Generic[T]):
@@ -187,6 +175,8 @@ class Subscriber(Generic[T]):
         self._queue: deque[T] = deque()
         self._queued = 0
         self._subscriptions: list[_Subscription] = []
+        self._expected: dict[tuple[str, int], int] = {}
+        """The next number of each stream of an address."""
         self._zmq: Any = None
         self._context: Any = None
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
@@ -199,8 +189,6 @@ class Subscriber(Generic[T]):
         import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it; see check_zmq
 
         self._zmq = zmq
-        high_water = max(SOCKET_BYTES // (self._feed.body_bytes_max * len(self._endpoints)), 1)
-        self._subscriptions = [_Subscription(zmq, self._feed, each, high_water) for each in self._endpoints]
         self._io.run(self._open())
         self._task.start(self._listen())
 
@@ -220,9 +208,10 @@ class Subscriber(Generic[T]):
         return out
 
     async def _open(self) -> None:
-        self._context = self._zmq.Context()
-        for subscription in self._subscriptions:
-            subscription.open(self._context)
+        zmq, feed, endpoints = self._zmq, self._feed, self._endpoints
+        self._context = context = zmq.Context()
+        high_water = max(SOCKET_BYTES // (feed.body_bytes_max * len(endpoints)), 1)
+        self._subscriptions = [_Subscription(zmq, context, feed, each, high_water) for each in endpoints]
 
     async def _listen(self) -> None:
         """Read each socket in its turn, between which others have the loop.
@@ -255,7 +244,7 @@ class Subscriber(Generic[T]):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue
             if feed.sequence_of is not None:
-                subscription.count_number(*feed.sequence_of(read), counts)
+                counts[table.KV_MISSING,] += self._missing(subscription.address, *feed.sequence_of(read))
             accepted.append(read)
         counts[table.MESSAGES, feed.key, table.ACCEPTED] += len(accepted)
         with self._lock:
@@ -265,3 +254,9 @@ class Subscriber(Generic[T]):
                 self._queued -= feed.size_of(self._queue.popleft())
                 counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts
+
+    def _missing(self, address: str, stream: int, number: int) -> int:
+        """How many messages before this one did not come; after a smaller number than expected it is a new start."""
+        expected = self._expected.get((address, stream), 0)
+        self._expected[address, stream] = number + 1
+        return number - expected if number >= expected else number

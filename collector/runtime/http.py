@@ -328,8 +328,9 @@ class HttpClient:
         """
         headers, name = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {}), None
         if self._session is None:
-            tls = True if self._tls is None else self._tls
-            self._session = open_session(tls, {"User-Agent": "tracefit", "Accept-Encoding": _PLAIN}, self._timeout_s)
+            self._session = open_session(
+                self._tls or True, {"User-Agent": "tracefit", "Accept-Encoding": _PLAIN}, self._timeout_s
+            )
         try:
             target = URL(url, encoded=True)
             if address:

@@ -64,9 +64,8 @@ def set_log_level(level: str) -> None:
 def configure_logs(clock: Clock) -> None:
     """Log to standard error."""
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter(FORMAT))
     handler.addFilter(OncePerInterval(clock))
-    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    logging.basicConfig(handlers=[handler], format=FORMAT, level=logging.INFO)
 
 
 PrintLine = Callable[[str], None]
@@ -108,11 +107,7 @@ def progress(doing: str, total: float, unit: str = "B", *, shown: bool = True) -
     from tqdm import tqdm  # noqa: PLC0415 -- as above
     from tqdm.contrib.logging import logging_redirect_tqdm  # noqa: PLC0415
 
-    units: dict[str, Any] = {"unit": "B", "unit_scale": True} if unit == "B" else {"unit": f" {unit}"}
     hidden = None if shown and sys.stderr is not None else True  # None: tqdm asks whether it is a terminal
-    with tqdm(desc=doing, total=total or None, disable=hidden, leave=False, file=sys.stderr, **units) as bar:
-        if bar.disable:
-            yield bar
-            return
-        with logging_redirect_tqdm():
-            yield bar
+    look: dict[str, Any] = {"unit": f" {unit}", "unit_scale": unit == "B", "leave": False, "file": sys.stderr}
+    with tqdm(desc=doing, total=total or None, disable=hidden, **look) as bar, logging_redirect_tqdm():
+        yield bar

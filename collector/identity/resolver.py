@@ -163,10 +163,6 @@ class EngineFacts:
         value = self.get(name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
 
-    def source(self, name: str) -> FactSource | None:
-        """Where the fact comes from."""
-        return self._facts[name][0] if name in self._facts else None
-
     def sources(self) -> dict[str, str]:
         """Where each fact comes from, by name."""
         return {name: source.label for name, (source, _) in sorted(self._facts.items())}
@@ -183,7 +179,7 @@ class EngineFacts:
         out = {name: value for name in IDENTITY if (value := self.get(name)) is not None}
         if "model" not in out:
             out["instance"] = instance
-        if recording and self.source("model") is not FactSource.RESOURCE:
+        if recording and self.sources().get("model") != FactSource.RESOURCE.label:
             out["recording"] = recording
         return out
 

@@ -292,7 +292,7 @@ class Pipeline:
         by_config = self.joiner.emitters_by_config()
         replaced = replaced_configs(by_config, self._settings.lateness_ns)
         configs = [
-            self._config(config_id, emitters, replaced_by=replaced.get(config_id, ""))
+            self._config(config_id, emitters, replaced.get(config_id, ""))
             for config_id, emitters in sorted(by_config.items())
         ]
         self._mixes = self._load.mixes(configs, now_unix_nano)
@@ -305,14 +305,16 @@ class Pipeline:
             configs=configs,
         )
 
-    def _config(self, config_id: str, emitters: Sequence[Emitter], *, replaced_by: str = "") -> ConfigSnapshot:
+    def _config(self, config_id: str, emitters: Sequence[Emitter], replaced_by: str) -> ConfigSnapshot:
         facts = facts_of(emitters)
         sources: dict[str, str] = {}
         for emitter in emitters:
             sources |= emitter.facts.sources()
-        quality = min((emitter.quality for emitter in emitters), default=Quality.REQUESTS)
+        quality = min(emitter.quality for emitter in emitters)
         hidden = hides_hits(quality, facts)
-        heard = _heard_lately(emitters, silent_s=self._settings.join_timeout_s)
+        # nothing more comes of one that is silent while others go on, and its doubts would stay for good
+        silent_unix_ns = max(emitter.event_unix_ns for emitter in emitters) - self._settings.timeout_ns
+        heard = [emitter for emitter in emitters if emitter.event_unix_ns >= silent_unix_ns]
         shares = [emitter.span_share for emitter in heard]
         targets = self._targets(config_id, emitters, hits_hidden=hidden)
         is_of_means = quality in (Quality.REQUESTS, Quality.METRICS)
@@ -362,16 +364,6 @@ class Pipeline:
         if step is not None and hits_hidden:
             targets[Target.STEP_TIME.value] = weakened(step, Reason.HIDDEN_PREFIX_HITS, "prefill_tokens")
         return dict(sorted(targets.items()))
-
-
-def _heard_lately(emitters: Sequence[Emitter], *, silent_s: float) -> list[Emitter]:
-    """Those that say how much of what they could tell they send.
-
-    Of a process that has been silent for so long while others went on, nothing more will come, and its doubts would
-    stay for good.
-    """
-    last_seen_unix_ns = max((emitter.event_unix_ns for emitter in emitters), default=0) - int(silent_s * 1e9)
-    return [emitter for emitter in emitters if emitter.event_unix_ns >= last_seen_unix_ns]
 
 
 def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:

@@ -93,10 +93,9 @@ class Worker:
             self._abandoned = True
             ended = self._task.join(LAST_BATCH_S)
         rest = self._queue.take(sys.maxsize, 0.0)
-        drained = ended and rest is None and not self._task.died
-        if drained and not (self._abandoned and self._behind):
+        if ended and rest is None and not self._task.died and not (self._abandoned and self._behind):
             return True
-        if drained or (self._durability.has_log and not self._task.died):
+        if self._durability.has_log and not self._task.died:
             _log.warning("stopped before the queue was drained: the rest is in the log")
             return True
         spans = self._spans_in_hand + sum(export.spans for export in (rest.items if rest is not None else ()))
@@ -122,7 +121,8 @@ class Worker:
             self._learn_from_queue(wait_s)
         for watch in self._watches:
             watch()
-        self._tick()
+        self._durability.tick()
+        self._publisher.tick()
 
     def _end(self) -> None:
         """The last checkpoint and the last generation, in which everything that waits has become rows.
@@ -133,18 +133,13 @@ class Worker:
             self._durability.tick(final=True)
         try:
             self._pipeline.flush()
-            self._durability.record_batch()
         except Exception:  # noqa: BLE001 -- as in _learn
             _log.exception("what waits could not be learned")
+        self._durability.record_batch()
         self._metrics.merge(self._pipeline.take_counts())
-        if self._durability.has_log:
-            self._publisher.tick(final=True)
-        else:
-            self._tick(final=True)
-
-    def _tick(self, *, final: bool = False) -> None:
-        self._durability.tick(final=final)
-        self._publisher.tick(final=final)
+        if not self._durability.has_log:
+            self._durability.tick(final=True)
+        self._publisher.tick(final=True)
 
     def _learn_from_queue(self, wait_s: float) -> None:
         batch = self._queue.take(self._batch_bytes, wait_s)

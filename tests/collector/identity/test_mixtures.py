@@ -3,7 +3,7 @@
 import pytest
 
 from collector.config import Config
-from collector.identity import ConfigResolver, EngineFacts, FactSource, unknown_experts
+from collector.identity import ConfigResolver, EngineFacts, unknown_experts
 
 
 def facts_of(model, *, rules=(), **told):
@@ -32,7 +32,7 @@ def test_a_public_name_tells_the_experts(line):
     facts = facts_of(model)
     assert [str(facts.get(name)) for name in ("num_experts", "num_experts_per_tok")] == experts
     assert unknown_experts(facts.known()) == ""
-    assert facts.source("num_experts") is (FactSource.MODEL_NAME if experts[0] != "None" else None)
+    assert facts.sources().get("num_experts") == ("model_name" if experts[0] != "None" else None)
 
 
 @pytest.mark.parametrize("model", ["acme/Secret-57B-A14B-Instruct", "acme/tiny-moe", "acme/frank-4x7B"])
@@ -49,4 +49,4 @@ def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     assert unknown_experts(pruned.known())
     agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
     assert agrees.get("num_experts_per_tok") == 8
-    assert agrees.source("num_experts") is FactSource.RESOURCE
+    assert agrees.sources()["num_experts"] == "resource"

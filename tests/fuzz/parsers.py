@@ -14,12 +14,13 @@ from pathlib import Path
 
 import msgspec
 
+from collector.config import Config
 from collector.decode import Export, decode_exports, fpm, wire
 from collector.decode.kv import KvBatch, read_line, read_payload
 from collector.decode.pages import CACHE_INFO, SERIES, ScrapedPage, is_page_line, parse_page, read_page_line
 from collector.decode.wire import json_to_protobuf
 from collector.join import SpanWindow
-from collector.join.pages import ScrapeWindows
+from collector.join.pages import PageEngine
 from collector.recordings import Recording
 from collector.runtime.filesystem import StartError
 from collector.telemetry import Counts, table
@@ -210,11 +211,11 @@ class Pages(Parser):
         page = read_page_line(data, "file") if is_page_line(data) else None
         engines = list(readings) if isinstance(readings, tuple) else []
         engines += page.engines if isinstance(page, ScrapedPage) else ()
-        windows = ScrapeWindows()
+        page_engine = PageEngine("server", "", 0, Config())
         for number, reading in enumerate(engines):
             assert not any(math.isinf(value) for value in reading.values)
-            row = windows.add(10**18 + number, number, reading)
-            assert row is None or row.steps > 0
+            page_engine.add(10**18 + number, number, reading)
+        assert all((each.rows.steps > 0).all() for each in page_engine.advance())
         return bool(engines)
 
 

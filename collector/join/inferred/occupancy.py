@@ -82,7 +82,7 @@ class DecodeBatch:
 
     def __init__(self, requests: Requests, hit_ratio: float | None = None) -> None:
         first, last, tokens = requests["first_s"], requests["last_s"], requests["output_tokens"]
-        rate = np.where(last > first, (tokens - 1) / np.maximum(last - first, 1e-9), 0.0)
+        rate = (tokens - 1) / np.maximum(last - first, 1e-9)
         decoding = tokens > 1
         # of each request: one, and its context as a line in time
         lines = np.stack((np.ones(len(first)), requests["prompt_tokens"] + 0.5 - rate * first, rate))[:, decoding]
@@ -295,9 +295,8 @@ class ApiProcess(Emitter):
 
     def _step_rows(self, requests: Requests, batch: DecodeBatch) -> Iterator[RowBlock]:
         """A block for so many requests together as have not too many steps."""
-        timed = requests[requests["last_s"] > requests["first_s"]]
-        group = np.cumsum(timed["output_tokens"] - 1) // _LINES_MAX
-        for part in np.split(timed, np.flatnonzero(np.diff(group)) + 1):
+        group = np.cumsum(requests["output_tokens"] - 1) // _LINES_MAX
+        for part in np.split(requests, np.flatnonzero(np.diff(group)) + 1):
             if len(part):
                 yield self._block(part, batch)
 

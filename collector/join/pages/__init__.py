@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from .engines import PageEngine, PageEngines, keys_of
-from .scrape_windows import ScrapeWindows
 
 __all__ = [
     "PageEngine",
     "PageEngines",
-    "ScrapeWindows",
     "keys_of",
 ]

@@ -29,10 +29,10 @@ from collector.join.emitter import Emitter, Key, TargetRows
 from collector.join.engine import Engine
 from collector.join.inferred import ApiProcess
 from collector.join.passes import PassEngine
-from collector.telemetry import Counts, RowDrop, table
+from collector.telemetry import RowDrop
 from online import Quality, Target
 
-from .scrape_windows import PageRow, ScrapeWindows, add_waits, page_block
+from .scrape_windows import ScrapeWindows, add_waits, page_block
 
 _SCRAPES_MAX = 256
 _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
@@ -76,12 +76,11 @@ class PageEngine(Emitter):
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
-        self.windows = ScrapeWindows()
+        self.windows = ScrapeWindows(self.count)
         self.completeness = Completeness()
         self.spans: dict[Key, Completeness] = {}
         """By API process: the share of the page's requests of which it has told."""
         self._prompts_before: tuple[float, float] | None = None
-        self._rows: list[PageRow] = []
 
     @property
     def host(self) -> str:
@@ -107,7 +106,7 @@ class PageEngine(Emitter):
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
         """Add one scrape; two clean ones make a window."""
         before = self.windows.newest
-        row = self.windows.add(unix_ns, mono_ns, reading)
+        self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
         if before is not None and newest is not None and not self.windows.quiet:
@@ -116,20 +115,20 @@ class PageEngine(Emitter):
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
         for spans in self.spans.values():
             spans.count(unix_ns, reading.values[Meaning.FINISHED])
-        if row is not None:
-            self._rows.append(row)
 
     def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
         """Rows since the last call: they come in order and are final at once."""
-        by_target = {Target.STEP_TIME: self._rows, Target.GPU_TIME: self.windows.gpu_rows}
-        self._rows, self.windows.gpu_rows = [], []
-        return [TargetRows(target, page_block(rows, self.number)) for target, rows in by_target.items() if rows]
+        by_target = self.windows.rows
+        found = [TargetRows(target, page_block(rows, self.number)) for target, rows in by_target.items() if rows]
+        for rows in by_target.values():
+            rows.clear()
+        return found
 
     def yield_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
-        self.count(RowDrop.KNOWN_FROM_STEPS, len(self._rows))
-        self._rows.clear()
-        self.windows.gpu_rows.clear()
+        self.count(RowDrop.KNOWN_FROM_STEPS, len(self.windows.rows[Target.STEP_TIME]))
+        for rows in self.windows.rows.values():
+            rows.clear()
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
         last_seen_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
         self.completeness.record(sum(engine.steps_seen for engine in engines), last_seen_unix_ns)
@@ -145,14 +144,6 @@ class PageEngine(Emitter):
             self._prompts_before = hits, prompts
         hits, prompts = hits - self._prompts_before[0], prompts - self._prompts_before[1]
         return hits / prompts if 0.0 <= hits <= prompts and prompts > 0.0 else None
-
-    def take_counts(self) -> Counts:
-        """Counts since the last call."""
-        counts = super().take_counts()
-        for reason, windows in self.windows.drops.items():
-            counts[table.DROPPED_ROWS, reason] += windows
-        self.windows.drops.clear()
-        return counts
 
 
 Sender = Engine | ApiProcess | PassEngine

@@ -63,7 +63,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import NamedTuple
@@ -74,7 +74,7 @@ from collector.decode.pages import EngineReading, Flavour, Meaning
 from collector.join.api_queueing import ApiQueueing, BusyArrival, WaitsOfPages
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
-from online import Quality, RowBlock
+from online import Quality, RowBlock, Target
 
 
 class Scrape(NamedTuple):
@@ -143,7 +143,6 @@ STEPS_MAX = 8192
 """A window of more steps has lasted for minutes."""
 CLOSE_SCRAPES_NS = 2_500_000_000
 """Scrapes further apart say nothing of when within the window a prompt came."""
-_TWELFTH = 1.0 / 12.0
 
 
 class WindowSums(NamedTuple):
@@ -161,6 +160,13 @@ class WindowSums(NamedTuple):
     def close(self) -> bool:
         """Whether the scrapes tell where in the window a prompt came."""
         return self.scrape_ns <= CLOSE_SCRAPES_NS
+
+    @property
+    def is_never_idle(self) -> bool:
+        """Whether a request of its start is still there at its end."""
+        start, end = self.start, self.end
+        stayed = start.value(Meaning.RUNNING) > self.change[Meaning.FINISHED]
+        return stayed and end.value(Meaning.RUNNING) > 0.0 and start.left == end.left
 
 
 class PageRow(NamedTuple):
@@ -231,53 +237,16 @@ def _prefill_tokens(window: WindowSums) -> float:
     return max(min(ways, key=lambda way: abs(way[0] - in_all))[1], 0.0)
 
 
-def row_of(window: WindowSums) -> PageRow | RowDrop:
-    """The window's equation, or why it has none."""
-    if not STEPS_MIN <= window.steps <= STEPS_MAX:
-        return RowDrop.TOO_LONG if window.steps > STEPS_MAX else RowDrop.INCOMPLETE
-    start, end, change = window.start, window.end, window.change
-    latency_s = change[Meaning.ITL_SECONDS]
-    if window.decoded >= DECODED_MIN and latency_s > 0.0:
-        return _latency_row(window, latency_s)
-    never_idle = (
-        start.value(Meaning.RUNNING) > change[Meaning.FINISHED]
-        and end.value(Meaning.RUNNING) > 0.0
-        and start.left == end.left
-    )
-    return clock_row(window, (end.mono_ns - start.mono_ns) / 1e3) if never_idle else RowDrop.IDLE
+def row_of(window: WindowSums, elapsed_us: float, *, prefill_share: float = 1.0, spread: float = 0.0) -> PageRow:
+    """The window's sums, and a time in which they happened.
 
-
-def _latency_row(window: WindowSums, latency_s: float) -> PageRow:
-    start, end, n = window.start, window.end, window.decode_steps
-    decoding = window.decoded / max(n, 1.0)
-    floor = max(decoding, 0.5)
-    grown, context_grown = end.decoding - start.decoding, end.context_tokens - start.context_tokens
-    before_joining = 0.5 if window.close else 0.0
-    mean_context = (start.context_tokens + end.context_tokens) / 2.0
-    return _row(
-        window,
-        elapsed_us=latency_s / decoding * 1e6,
-        prefill_share=max(decoding - before_joining, 0.0) / floor,
-        context=n * (mean_context + grown * context_grown * _TWELFTH / floor),
-        decoded=window.decoded + n * grown * grown * _TWELFTH / floor,
-    )
-
-
-def clock_row(window: WindowSums, elapsed_us: float) -> PageRow:
-    """The window's sums as they are, and a time in which all of them happened."""
-    start, end = window.start, window.end
-    return _row(
-        window,
-        elapsed_us=elapsed_us,
-        prefill_share=1.0,
-        context=window.decode_steps * (start.context_tokens + end.context_tokens) / 2.0,
-        decoded=window.decoded,
-    )
-
-
-def _row(window: WindowSums, *, elapsed_us: float, prefill_share: float, context: float, decoded: float) -> PageRow:
-    end, change, steps = window.end, window.change, max(round(window.steps), 1)
+    ``prefill_share``: of its prefill; ``spread``: how much of what requests and context grew is added to their sums.
+    """
+    start, end, change, steps = window.start, window.end, window.change, max(round(window.steps), 1)
     prompts, prefill_tokens = change[Meaning.FIRST_TOKENS], prefill_share * _prefill_tokens(window)
+    decoded = window.decoded + spread * (end.decoding - start.decoding)
+    context = window.decode_steps * (start.context_tokens + end.context_tokens) / 2.0
+    context += spread * (end.context_tokens - start.context_tokens)
     return PageRow(
         end_ns=end.unix_ns,
         elapsed_us=elapsed_us * steps / window.steps,
@@ -369,8 +338,9 @@ _QUIET_SCRAPES = 8
 
 @dataclass(slots=True)
 class ScrapeWindows:
-    """Scrapes of one engine in order of time, and the rows between them."""
+    """Scrapes of one engine in order of time, and the rows between them; windows without one are counted."""
 
+    count: Callable[[RowDrop], None]
     occupancy: Occupancy = field(default_factory=Occupancy)
     start: Scrape | None = None
     newest: Scrape | None = None
@@ -380,54 +350,67 @@ class ScrapeWindows:
     """Front ends that each count a step in which a request of theirs took part."""
     quiet: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
-    drops: Counter[RowDrop] = field(default_factory=Counter)
-    gpu_rows: list[PageRow] = field(default_factory=list)
-    """Of windows whose pages tell for how long the GPU was busy."""
+    rows: dict[Target, list[PageRow]] = field(default_factory=lambda: {Target.STEP_TIME: [], Target.GPU_TIME: []})
+    """Those that nobody has taken; ``gpu_time`` where pages tell for how long the GPU was busy."""
     _ratios: list[float] = field(default_factory=list)
 
-    def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> PageRow | None:
-        """Take the next scrape; the row that it ends, if it ends one."""
+    def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
+        """Take the next scrape."""
         newest = self.newest
         if newest is not None and mono_ns <= newest.mono_ns:
-            self.drops[RowDrop.TIME_ORDER] += 1
-            return None
+            self.count(RowDrop.TIME_ORDER)
+            return
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
         scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.quiet = max(self.quiet - 1, 0)
         if newest is not None and went_back(scrape.since(newest)):
-            self.drops[RowDrop.RESTART] += 1
+            self.count(RowDrop.RESTART)
             self.quiet = _QUIET_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.newest = scrape
         if self.quiet:
-            return None
+            return
         self.scrapes += 1
         if self.start is None:
             if scrape.clean or self.scrapes > UNCLEAN_MAX:
                 self.start, self.scrapes = scrape, 0
-            return None
+            return
         window = window_sums(self.start, scrape, self.scrapes, self.copies)
         wait = self.scrapes <= UNCLEAN_MAX and window.close
         if wait and not (scrape.clean and (window.steps >= STEPS_MIN or window.steps == 0)):
-            return None
+            return
         self.start, self.scrapes = scrape, 0
-        row = self._row_of(window) if window.steps else None
-        if isinstance(row, RowDrop):
-            self.drops[row] += 1
-            return None
-        return row
+        if window.steps:
+            self._add_rows(window)
 
-    def _row_of(self, window: WindowSums) -> PageRow | RowDrop:
+    def _add_rows(self, window: WindowSums) -> None:
         change = window.change
         preempted = change[Meaning.PREEMPTIONS] > 0.0
-        if preempted or (window.end.reading.flavour is Flavour.VLLM and self._count_copies(window)):
-            return RowDrop.INCOMPLETE
-        gpu_us = 1e6 * change[Meaning.GPU_SECONDS]
-        if gpu_us > 0.0 and STEPS_MIN <= window.steps <= STEPS_MAX:
-            self.gpu_rows.append(clock_row(window, gpu_us))
-        return row_of(window)
+        is_doubtful = preempted or (window.end.reading.flavour is Flavour.VLLM and self._count_copies(window))
+        if is_doubtful or window.steps < STEPS_MIN:
+            self.count(RowDrop.INCOMPLETE)
+            return
+        if window.steps > STEPS_MAX:
+            self.count(RowDrop.TOO_LONG)
+            return
+        if (gpu_s := change[Meaning.GPU_SECONDS]) > 0.0:
+            self.rows[Target.GPU_TIME].append(row_of(window, 1e6 * gpu_s))
+        if window.decoded >= DECODED_MIN and (latency_s := change[Meaning.ITL_SECONDS]) > 0.0:
+            decoding = window.decoded / max(window.decode_steps, 1.0)
+            floor, before_joining = max(decoding, 0.5), 0.5 if window.close else 0.0
+            row = row_of(
+                window,
+                1e6 * latency_s / decoding,
+                prefill_share=max(decoding - before_joining, 0.0) / floor,
+                spread=window.decode_steps * (window.end.decoding - window.start.decoding) / (12.0 * floor),
+            )
+            self.rows[Target.STEP_TIME].append(row)
+        elif window.is_never_idle:
+            self.rows[Target.STEP_TIME].append(row_of(window, (window.end.mono_ns - window.start.mono_ns) / 1e3))
+        else:
+            self.count(RowDrop.IDLE)
 
     def _count_copies(self, window: WindowSums) -> bool:
         """Whether more front ends may have counted the window's steps than are known of by now.

@@ -109,13 +109,8 @@ class Sidecar:
         self._publisher = Publisher(
             self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.view.verdict
         )
-        self._writer = SnapshotWriter(
-            Path(config.directory),
-            self._publisher,
-            GENERATIONS_PER_FILE * config.publish_interval_s,
-            metrics=metrics,
-            health=health,
-        )
+        every_s = GENERATIONS_PER_FILE * config.publish_interval_s
+        self._writer = SnapshotWriter(Path(config.directory), self._publisher, every_s, metrics=metrics, health=health)
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
         log = self._keeper.log
         self._forward = Forwarder(config, clock, metrics, self._io, log, health) if config.forward else None
@@ -214,15 +209,7 @@ class Sidecar:
         count = partial(self.metrics.add, table.SCRAPES, 1, "discovery")
         scraper = self._scraper
         scraped = ScrapedServers(scraper.base_urls, scraper.token, scraper.tls) if scraper.enabled else None
-        return Discovery(
-            self.config,
-            self._knowledge,
-            clock,
-            self._io,
-            count,
-            scraped,
-            health=self.health,
-        )
+        return Discovery(self.config, self._knowledge, clock, self._io, count, scraped, health=self.health)
 
     def _make_worker(self, on_death: Callable[[], None]) -> Worker:
         return Worker(

@@ -229,7 +229,6 @@ class Part(NamedTuple):
     is_api: bool
     instance: str
     payload: bytes
-    newest_end_unix_nano: int
     ids: frozenset[bytes]
 
 
@@ -265,5 +264,4 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
                 for span in scope.items
             ]
             ids = frozenset(each for each in told if each)
-            newest = max((span.end_unix_nano for scope in own for span in scope.items), default=0)
-            yield Part(is_api, instance, export.SerializeToString(), newest, ids)
+            yield Part(is_api, instance, export.SerializeToString(), ids)

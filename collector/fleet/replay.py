@@ -4,15 +4,15 @@
 
 Ray starts on this machine for the while, or is a cluster by its address. It makes a task whose worker is killed and a
 piece whose node is gone again. Pieces follow from the recordings alone, so that they are the same every time: what
-is learned of an engine is what a replay of its telemetry alone learns, bit by bit, wherever that is done.
+is learned of an engine is the same bit by bit, wherever that is done.
 
-The time of an entry is the newest span end of its engine in its file so far, as in a recording of that engine alone.
-KV events outside of an engine's own export go to every engine, and API spans to the engine whose requests name them as
-their parents.
+The time of an entry is that which it has in its recording. KV events outside of an engine's own export go to every
+engine, and API spans to the engine whose requests name them as their parents.
 """
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple
 from collector.config import Config
 from collector.decode import Export, parts_by_emitter
 from collector.decode.kv import KvBatch
-from collector.decode.pages import ScrapedPage
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, StartError, note, progress, say
 from collector.service import TAKE_BYTES, check_learning, make_pipeline
@@ -120,9 +119,8 @@ def cut(files: Sequence[str]) -> Iterator[Any]:
 
     size_bytes = 0
     for file in files:
-        newest: dict[str, int] = {}
         for timed in open_recording(file, warnings.append):
-            for bucket, instance, entry in _entries_of(timed, newest):
+            for bucket, instance, entry in _entries_of(timed):
                 gathered.setdefault(bucket, {}).setdefault(EngineKey(timed.label, instance), []).append(entry)
             size_bytes += timed.size_bytes
             if size_bytes >= PIECE_BYTES:
@@ -132,31 +130,19 @@ def cut(files: Sequence[str]) -> Iterator[Any]:
     yield buckets, warnings
 
 
-def _entries_of(timed: Timed, newest: dict[str, int]) -> Iterator[tuple[int, str, Entry]]:
-    """Bucket, engine and entry; ``newest`` is the time of each engine in this file so far."""
+def _entries_of(timed: Timed) -> Iterator[tuple[int, str, Entry]]:
+    """Bucket, engine and entry."""
     said, label = timed.said, timed.label
-    if isinstance(said, Export):
-        try:
-            parts = parts_by_emitter(said.payload, label)
-        except ValueError:
-            return  # its decoder could not read it either
-        for part in parts:
-            newest[part.instance] = max(newest.get(part.instance, 0), part.newest_end_unix_nano)
-        for part in parts:
-            own = Export(part.payload, label, FILE_TRANSPORT, 0, label)
-            entry = Entry(Timed(newest[part.instance], label, own), part.ids)
-            if not part.is_api:
-                yield _bucket_of(part.instance), part.instance, entry
-            elif part.ids:
-                yield SHARED, part.instance, entry
-        return
     if isinstance(said, KvBatch):
         yield SHARED, "", Entry(timed)
-        return
-    if isinstance(said, ScrapedPage):
-        newest[said.instance] = max(newest.get(said.instance, 0), said.unix_ns)
-    in_time = timed._replace(unix_nano=newest.get(said.instance, said.unix_ns))
-    yield _bucket_of(said.instance), said.instance, Entry(in_time)
+    elif isinstance(said, Export):
+        with contextlib.suppress(ValueError):  # its decoder could not read it either
+            for part in parts_by_emitter(said.payload, label):
+                own = timed._replace(said=Export(part.payload, label, FILE_TRANSPORT, 0, label))
+                if not part.is_api or part.ids:
+                    yield SHARED if part.is_api else _bucket_of(part.instance), part.instance, Entry(own, part.ids)
+    else:
+        yield _bucket_of(said.instance), said.instance, Entry(timed)
 
 
 def _bucket_of(instance: str) -> int:

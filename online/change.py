@@ -248,7 +248,7 @@ class ChangeMonitor(Stateful):
             self.window_count += 1
             self.usual_window += (value - self.usual_window) / min(self.window_count, 2 * NOISE_ROWS)
         cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
-        self.engines.learn(block.engine, cell, e + shapes.log_y[cell], end_ns)
+        self.engines.learn(block.engine, cell, e, end_ns)
         if self.window_count < FEW_ROWS:
             return None
         self.windows.rows = min(max(_WINDOW_STEPS // int(block.steps.mean()), _WINDOWS_MIN), NOISE_ROWS)

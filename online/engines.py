@@ -17,37 +17,32 @@ from statistics import median_low
 
 import numpy as np
 
-from .blocks import CELLS, Design, median_of
+from .blocks import Design, median_of
 from .constants import APART, ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
 from .rows import Floats, Ints
-from .state import StateError, Stateful, Tree
+from .state import Stateful, Tree
 
 
 class EngineRows(Stateful):
     """What one engine sent, of p columns.
 
     Attributes:
-        cell, log_y: of its last rows, oldest first: cell and a_i, (n,) each.
+        last: its last rows, oldest first: cell and a_i, (n, 2).
         last_ns: event time of its last block.
         learned: how many rows are in a (p, p) and b (p,), the statistics A and b of online/moved_term.py.
         learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
     """
 
-    SAVED = ("cell", "log_y", "last_ns", "learned", "learned_ns", "a", "b")
+    SAVED = ("last", "last_ns", "learned", "learned_ns", "a", "b")
 
     def __init__(self, p: int) -> None:
-        self.cell, self.log_y, self.last_ns = np.empty(0, np.int64), np.empty(0), 0
+        self.last, self.last_ns = np.empty((0, 2)), 0
         self.forget(p)
 
     def forget(self, p: int) -> None:
         """Begin anew with the statistics."""
         self.learned, self.learned_ns = 0, 0
         self.a, self.b = np.zeros((p, p)), np.zeros(p)
-
-    def restored(self) -> None:
-        """Each row is of a cell."""
-        if ((self.cell < 0) | (self.cell >= CELLS)).any() or len(self.cell) != len(self.log_y):
-            raise StateError("rows of an engine without their cells")
 
     def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
         """Add rows x (n, p) of these times and weights (n,) to the statistics."""
@@ -58,8 +53,8 @@ class EngineRows(Stateful):
 
     def level(self, reference: Floats, first_cell: int) -> float:
         """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
-        of = self.cell >= first_cell
-        return median_of((self.log_y - reference[self.cell])[of]) if of.any() else 0.0
+        cell, log_y = self.last[self.last[:, 0] >= first_cell].T
+        return median_of(log_y - reference[cell.astype(np.int64)]) if len(cell) else 0.0
 
 
 class Engines(Stateful):
@@ -87,8 +82,7 @@ class Engines(Stateful):
         """Rows of a block, (n,) each, in order of time."""
         for number in set(engine.tolist()):
             own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
-            rows.cell = np.append(rows.cell, cell[own])[-2 * NOISE_ROWS :]
-            rows.log_y = np.append(rows.log_y, log_y[own])[-2 * NOISE_ROWS :]
+            rows.last = np.vstack((rows.last, np.column_stack((cell, log_y))[own]))[-2 * NOISE_ROWS :]
             rows.last_ns = end_ns
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - IDLE_GAP_NS}
@@ -128,5 +122,5 @@ class Engines(Stateful):
         return {
             number: rows.level(reference, first_cell)
             for number, rows in self.rows.items()
-            if len(rows.cell) >= FEW_ROWS and rows.last_ns >= since_ns
+            if len(rows.last) >= FEW_ROWS and rows.last_ns >= since_ns
         }

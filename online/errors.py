@@ -14,7 +14,7 @@ from .blocks import STRATA, Design, stratum_name
 from .constants import ERROR_MAX, ERROR_ROWS, MEMORY_ROWS, NOISE_ROWS, TINY
 from .rows import Floats, Ints
 from .snapshot import ErrorSnapshot, IntervalSnapshot, ResidualSnapshot
-from .state import StateError, Stateful
+from .state import Stateful
 
 
 def _places(histograms: Floats, shares: tuple[float, ...]) -> Floats:
@@ -204,8 +204,3 @@ class Residuals(Stateful):
         if not self.rows.any():
             return None
         return ResidualSnapshot(ratio_bounds=list(RATIO_BOUNDS), rows=self.rows.tolist(), ratio_sum=self.ratio_sum)
-
-    def restored(self) -> None:
-        """Counts only grow."""
-        if (self.rows < 0).any() or self.ratio_sum < 0.0:
-            raise StateError("negative")

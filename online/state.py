@@ -165,10 +165,6 @@ class Stateful:
                 setattr(self, name, _fitted(state[name], fresh))
             except StateError as error:
                 raise StateError(f"{type(self).__name__}.{name}: {error}") from error
-        self.restored()
-
-    def restored(self) -> None:
-        """Check what the types do not say, and derive what is not saved; StateError if it does not fit."""
 
 
 @contextlib.contextmanager

@@ -251,8 +251,6 @@ class InferenceResult:
 
     covariance: Floats
     form_error: Floats
-    share: Floats
-    excitation: Floats
     vif: Floats
     condition: float
     status: list[str]
@@ -293,8 +291,8 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
         vif = np.maximum((a - alike) * inverse, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * inverse, 0.0), 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
-    told = InferenceResult(covariance, form_error, share, excitation, vif, condition, [], [])
-    _judge(told, fit)
+    told = InferenceResult(covariance, form_error, vif, condition, [], [])
+    _judge(told, fit, share, excitation)
     return told
 
 
@@ -308,8 +306,8 @@ def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Flo
     return not_below(c @ (of_scores[np.ix_(on, on)] + prior) @ c, independent)
 
 
-def _judge(told: InferenceResult, fit: Fit) -> None:
-    """Status and reason of every column."""
+def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats) -> None:
+    """Status and reason of every column, from its part of the information and its cv, (p,) each."""
     stderr, spread = told.stderr, fit.strata.spread()
     carried = float(fit.score_covariance.windows.sum()) > 2 * np.count_nonzero(fit.live) + 1
     shared = bool((fit.intercept & fit.live).any())
@@ -320,12 +318,12 @@ def _judge(told: InferenceResult, fit: Fit) -> None:
             status = _ABSENT
         elif not fit.passive[j]:
             status = "at_bound"
-        elif told.share[j] < _PRIOR_SHARE and known[j]:
+        elif share[j] < _PRIOR_SHARE and known[j]:
             status = "prior_only"
-        elif told.excitation[j] < _CONSTANT_CV and shared and not intercept:
+        elif excitation[j] < _CONSTANT_CV and shared and not intercept:
             status = "constant"
         else:
-            if not carried or told.share[j] <= _IDENTIFIED_SHARE:
+            if not carried or share[j] <= _IDENTIFIED_SHARE:
                 reason = Reason.FEW_ROWS
             elif told.vif[j] > VIF_MAX:
                 reason = Reason.COLLINEAR

@@ -87,14 +87,14 @@ class Fit(Stateful):
         formulas = [column.formula for column in features.columns]
         self._always: Mask = self.free | np.array([each == INTERCEPT for each in (*formulas, *PHASES)], np.bool_)
         self._prunes = features.name == _RELEVANCE_SET
-        self._by_point = (features.name, features.target) == _BY_POINT
         self.beta, self.h = np.zeros(p), np.zeros(p)
         self.passive, self.live = np.zeros(p, np.bool_), np.zeros(p, np.bool_)
-        self.forget(by_point=self._by_point)
+        self._by_point = (features.name, features.target) == _BY_POINT
+        self.forget()
 
-    def forget(self, *, by_point: bool) -> None:
-        """Begin with no rows; without ``by_point`` no operating points are kept."""
-        self.strata = Strata(self.p + 2, by_point=by_point and self._by_point)
+    def forget(self) -> None:
+        """Begin with no rows."""
+        self.strata = Strata(self.p + 2, by_point=self._by_point)
         self.score_covariance = ScoreCovariance(self.p)
 
     def to_state(self) -> Tree:
@@ -209,8 +209,6 @@ class RlsLearner(Stateful):
 
     def from_state(self, state: Tree) -> None:
         """See Stateful."""
-        if state["holding"] is True and state["started"] is True:
-            self.fit.forget(by_point=False)
         super().from_state(state)
         if state["held"] is not None:
             self.held = RowBlock.of_state(state["held"], self.features.target.vocabulary)
@@ -298,7 +296,7 @@ class RlsLearner(Stateful):
         )
         self.started, self.holding = True, not (last or len(held) >= START_ROWS)
         prediction = z[:, : self.fit.p] @ self.fit.beta
-        self.fit.forget(by_point=not self.holding)
+        self.fit.forget()
         self.fit.learn(held, z, weight, share, prediction)
         # With the rows that the first fit left out, errors of x beta F are 0.3 points larger on twelve recordings.
         usual = (share > 0.0) & (prediction > 0.0)

@@ -131,10 +131,10 @@ class Replica(Stateful):
         replica.from_state(state)
         return replica
 
-    def plus(self, other: Self, sign: int = 1) -> Replica:
-        """Both, as one engine's; with -1, this without a part of it."""
-        a, b, noise = self.a + sign * other.a, self.b + sign * other.b, self.noise + sign * other.noise
-        return Replica(self.engine, self.rows + sign * other.rows, a, b, noise)
+    def plus(self, other: Self) -> Replica:
+        """Both, as one engine's."""
+        a, b, noise = self.a + other.a, self.b + other.b, self.noise + other.noise
+        return Replica(self.engine, self.rows + other.rows, a, b, noise)
 
 
 def join_replicas(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:

@@ -219,7 +219,7 @@ def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> SufficientStati
     Phases belong to the stamps of one server: they are taken out at their estimate.
     """
     kept = learner.fit.strata.points
-    if kept is None or not kept.rows.any():
+    if kept is None or learner.holding or not kept.rows.any():
         return None
     visited = kept.rows > 0.0
     p, y = len(learner.features), learner.fit.p

@@ -86,7 +86,6 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("portable", "holding", 1, "RlsLearner.holding: 1 does not fit"),
         ("all_rows", "medians", [0.0, np.inf], r"ChangeTest.medians: .* does not fit"),
         ("engines", "0", {}, "state does not fit: KeyError"),
-        ("residuals", "rows", np.full(10, -1), "Residuals.rows: negative|negative"),
         ("history", "values", np.zeros((1, 2, 3)), "StepHistory.values: an array of"),
         ("targets", "step_time", [], "state does not fit"),
         ("c", "facts", {"kv_usage_ratio": np.inf}, "a fact is not finite"),

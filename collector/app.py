@@ -65,7 +65,6 @@ from collector.service import (
     Publisher,
     SnapshotWriter,
     Worker,
-    check_directory,
     make_pipeline,
 )
 from collector.telemetry import Metrics, Outcome, Signal, table
@@ -318,7 +317,6 @@ class Sidecar:
 
 def check_config(config: Config, clock: Clock) -> None:
     """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
-    check_directory(Path(config.directory))
     make_pipeline(config)
     read_credentials(config, clock)
     check_zmq(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .checkpoint import NAME as STATE_NAME
-from .checkpoint import STATES_NAME, Directory, check_directory, state_files
+from .checkpoint import STATES_NAME, Directory, state_files
 from .durability import Durability
 from .pipeline import TAKE_BYTES, Pipeline, check_learning, hides_hits, make_pipeline
 from .publish import Publisher, SnapshotWriter
@@ -22,7 +22,6 @@ __all__ = [
     "Publisher",
     "SnapshotWriter",
     "Worker",
-    "check_directory",
     "check_learning",
     "hides_hits",
     "make_pipeline",

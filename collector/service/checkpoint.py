@@ -22,7 +22,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from collector.config import Config, ConfigError
+from collector.config import Config
 from collector.decode import Telemetry
 from collector.join import Joiner, newest_unix_ns
 from collector.runtime import StartError, SystemFiles, sync_directory
@@ -103,12 +103,6 @@ def state_files(path: Path) -> list[Path]:
 # --- the directory --------------------------------------------------------------------------------------------------
 
 
-def check_directory(path: Path, named: str = "directory") -> None:
-    """Raise ConfigError, which names it so, if it is a file."""
-    if os.path.isfile(path):  # noqa: PTH113 -- False where Path.is_file raises: making it then says what is wrong
-        raise ConfigError(named, f"{path} is a file, and a directory is wanted")
-
-
 class Directory:
     """``take`` at the start, before anything in it is read or written; ``release`` at the end, after all is written."""
 
@@ -123,10 +117,8 @@ class Directory:
         """Make the directory if need be and lock it.
 
         Raises:
-            ConfigError: it is a file.
             StartError: another process uses it, or it cannot be written to.
         """
-        check_directory(self.path, self._named)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

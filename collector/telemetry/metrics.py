@@ -83,11 +83,6 @@ class Metrics:
             live = self._live[row]
             (live.inc if row[0].is_counter else live.set)(number)
 
-    def value(self, metric: Metric, *labels: str) -> float:
-        """What a counter or gauge stands at."""
-        values = dict(zip((name for name, _ in metric.labels), labels, strict=True))
-        return self.registry.get_sample_value(metric.exposed_name, values) or 0.0
-
     def _register(self, metric: Metric) -> None:
         from prometheus_client import Counter, Gauge  # noqa: PLC0415 -- see above
 

@@ -10,6 +10,7 @@ from collector.ingest.queue import AdmissionQueue
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support.clocks import FakeClock
+from tests.support.pipelines import value_of
 from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
@@ -44,9 +45,11 @@ def test_every_call_and_every_span_is_counted_once_whatever_becomes_of_it(payloa
 
     def total(metric):
         others = [values for _, values in metric.labels[1:]]
-        return sum(metrics.value(metric, "grpc", *labels) for labels in (zip(*others, strict=True) if others else [()]))
+        return sum(
+            value_of(metrics, metric, "grpc", *labels) for labels in (zip(*others, strict=True) if others else [()])
+        )
 
     assert total(SPANS) == spans
     assert total(REQUESTS) == len(payloads)
     taken = queue.take(10**9, 0)
-    assert metrics.value(SPANS, "grpc", ACCEPTED) == (sum(export.spans for export in taken.items) if taken else 0)
+    assert value_of(metrics, SPANS, "grpc", ACCEPTED) == (sum(export.spans for export in taken.items) if taken else 0)

@@ -114,3 +114,9 @@ def assert_accounted(counts: Counts, *spans: Span) -> None:
     assert total_of(counts, table.DECODED_SPANS) == len(spans)
     if not counts[table.DECODED_SPANS, Skip.UNDECODABLE]:  # of those nobody has counted the events
         assert total_of(counts, table.DECODED_EVENTS) == sum(len(span.events) for span in spans)
+
+
+def value_of(metrics, metric, *labels):
+    """What a counter or gauge stands at."""
+    values = dict(zip((name for name, _ in metric.labels), labels, strict=True))
+    return metrics.registry.get_sample_value(metric.exposed_name, values) or 0.0

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -20,6 +21,7 @@ from collector.telemetry.reasons import Outcome, Skip
 from collector.telemetry.table import ACCEPTED, DECODED_SPANS, REQUESTS, SPANS, WORKER_FAILED_SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import ask, code_of, post, running_sidecar
 from tests.support.silent_calls import own_channel, silent_calls
 from tests.support.step_exports import make_export
@@ -47,7 +49,7 @@ def assert_well(sidecar):
     assert post(sidecar.otlp_http_port, ONE)[0] == 200
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
     assert sidecar.health.alive()
-    value = sidecar.metrics.value
+    value = partial(value_of, sidecar.metrics)
     assert value(WORKER_FAILED_SPANS) == 0
     assert value(SPANS, "grpc", "failed") == value(SPANS, "http", "failed") == 0
     accepted = value(SPANS, "grpc", ACCEPTED) + value(SPANS, "http", ACCEPTED)
@@ -93,7 +95,7 @@ def test_calls_without_a_message_keep_nobody_waiting(tmp_path, connections, call
             with own_channel(sidecar.grpc_port) as fresh:
                 assert_served_at_once(fresh)
         ended = ("incomplete", "queue_full")  # its time was over, or its turn did not come
-        eventually(lambda: sum(sidecar.metrics.value(REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
+        eventually(lambda: sum(value_of(sidecar.metrics, REQUESTS, "grpc", outcome) for outcome in ended) >= 8)
         assert_well(sidecar)
 
 
@@ -183,7 +185,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize(("became", "name"), [(became, name) for became, named in HOSTILE.items() for name in named])
 def test_whatever_an_export_is_made_of_it_has_its_reason_and_does_not_become_a_gigabyte(sidecar, became, name):
-    (fate, reason), value = became, sidecar.metrics.value
+    (fate, reason), value = became, partial(value_of, sidecar.metrics)
     with growing_by_less_than(250 * MIB):
         code = code_of(sidecar.grpc_port, HOSTILE[became][name], timeout_s=30)
         assert code is (CODE.INVALID_ARGUMENT if fate == "refused" else CODE.OK)

@@ -23,6 +23,7 @@ from tests.conftest import find_tool
 from tests.support.clocks import eventually
 from tests.support.otlp_backend import Backend
 from tests.support.page_server import PageServer
+from tests.support.pipelines import value_of
 from tests.support.processes import free_port
 from tests.support.sidecars import call_export, metric, running_sidecar
 from tests.support.step_exports import make_export
@@ -84,7 +85,7 @@ def test_what_has_no_room_is_dropped_the_oldest_is_kept_and_what_is_left_at_the_
         send(sidecar, *[ONE] * 10)
         assert forwarded(sidecar, "dropped") == 7
         assert held_bytes(sidecar) == room
-    assert sidecar.metrics.value(table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 10
+    assert value_of(sidecar.metrics, table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 10
 
 
 def numbered(number, steps=10):
@@ -112,7 +113,7 @@ def test_the_log_is_the_queue_of_a_backend_that_is_gone_also_over_a_restart(tmp_
     with forwarding(tmp_path, port, **settings) as sidecar:
         send(sidecar, *exports[:20])
         assert held_bytes(sidecar) <= 16 << 10
-    assert sidecar.metrics.value(table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 0
+    assert value_of(sidecar.metrics, table.FORWARDED, Signal.TRACES, ForwardOutcome.DROPPED) == 0
     with forwarding(tmp_path, port, **settings) as sidecar:
         send(sidecar, *exports[20:40])
         back = Backend(port=port)
@@ -133,7 +134,7 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
         for payload in exports:
             send(sidecar, payload)
             eventually(lambda: sidecar.queue.in_flight_bytes < 32 << 10)
-        assert sidecar.metrics.value(table.SPANS, "grpc", table.ACCEPTED) == len(exports)
+        assert value_of(sidecar.metrics, table.SPANS, "grpc", table.ACCEPTED) == len(exports)
         with Backend(port=port) as back:
             eventually(lambda: held_bytes(sidecar) == 0)
         sent, lost = forwarded(sidecar, "sent"), forwarded(sidecar, "dropped")

@@ -5,6 +5,7 @@ import gzip
 import json
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ from collector.telemetry import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
 from tests.support.clocks import eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import call_export, post
 from tests.support.step_exports import make_export, otlp_json
 
@@ -90,7 +92,7 @@ class Receivers:
         return client
 
     def requests(self, outcome, transport="http"):
-        return self.metrics.value(REQUESTS, transport, outcome)
+        return value_of(self.metrics, REQUESTS, transport, outcome)
 
 
 @contextlib.contextmanager
@@ -152,7 +154,7 @@ def test_every_export_has_the_status_that_the_specification_gives_it(receivers, 
     assert [(export.spans, export.payload) for export in taken] == [(spans, payload)] * len(taken)
     for transport in ("grpc", "http"):
         assert receivers.requests(OUTCOMES.get(status, "undecodable"), transport) == 1
-        assert receivers.metrics.value(SPANS, transport, ACCEPTED) == spans
+        assert value_of(receivers.metrics, SPANS, transport, ACCEPTED) == spans
 
 
 ZSTD = PROTOBUF | {"Content-Encoding": "zstd"}
@@ -219,7 +221,7 @@ def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_word
     assert 1 <= int(headers["Retry-After"]) <= 2
     assert json.loads(receivers.post(ONE_JSON, JSON)[1]) == {"code": 8, "message": "queue full"}
     assert receivers.post(b"{", JSON)[0] == 400, "what is no export is not asked to come again"
-    count = receivers.metrics.value
+    count = partial(value_of, receivers.metrics)
     assert [count(SPANS, each, "queue_full") for each in ("grpc", "http")] == [1, 2]
     assert [count(SPANS, each, ACCEPTED) for each in ("grpc", "http")] == [0, 0]
 
@@ -239,7 +241,7 @@ def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of
         assert receivers.call(b"")[0] is CODE.OK
         receivers.queue.close()
         assert {each.result(60)[0] for each in waiting} == {CODE.UNAVAILABLE}
-        assert receivers.metrics.value(SPANS, "grpc", "shutting_down") == 6
+        assert value_of(receivers.metrics, SPANS, "grpc", "shutting_down") == 6
 
 
 def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkeypatch):
@@ -248,7 +250,7 @@ def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkey
 
     monkeypatch.setattr(otlp_http, "inflate", fail)
     assert receivers.post(gzip.compress(ONE), PROTOBUF | GZIP)[0] == 500
-    assert receivers.metrics.value(REQUESTS, "http", "failed") == 1
+    assert value_of(receivers.metrics, REQUESTS, "http", "failed") == 1
     monkeypatch.setattr(receivers.queue, "put", fail)
     code, error = receivers.call(ONE)
     assert (code, error.details()) == (CODE.INTERNAL, "internal error")

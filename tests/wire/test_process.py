@@ -103,7 +103,6 @@ CHECK, RUN, REPLAY = (
         (CHECK, "scrape_token_file: /nope", "scrape_token_file: "),
         (CHECK, "ca_file: /nope", "ca_file: "),
         (CHECK, "forward: 'grpc://[1.2.3.4]:4317'", "forward: An IPv4 address cannot be in brackets"),
-        (CHECK, "directory: /proc/stat", "directory: /proc/stat is a file"),
     ],
 )
 def test_bad_configuration_is_exit_78_and_one_sentence_naming_the_key(tmp_path, command, text, sentence, capsys):

@@ -15,6 +15,7 @@ from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import ask, code_of, get, post, running_sidecar
 from tests.support.step_exports import make_export, put
 from tests.wire.certificates import Authority
@@ -47,8 +48,8 @@ def test_with_a_token_file_both_receivers_ask_for_the_token_and_read_nothing_bef
             assert grpc_code(sidecar.grpc_port, metadata=metadata) is CODE.UNAUTHENTICATED
         for headers in ((), bad):
             assert http_status(sidecar.otlp_http_port, *headers) == 401
-        assert not any(sidecar.metrics.value(SPANS, each, ACCEPTED) for each in ("grpc", "http"))
-        assert sidecar.metrics.value(REQUESTS, "grpc", "unauthenticated") == 3
+        assert not any(value_of(sidecar.metrics, SPANS, each, ACCEPTED) for each in ("grpc", "http"))
+        assert value_of(sidecar.metrics, REQUESTS, "grpc", "unauthenticated") == 3
         assert grpc_code(sidecar.grpc_port, metadata=good) is CODE.OK
         assert http_status(sidecar.otlp_http_port, *good) == 200
 
@@ -176,6 +177,6 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
         sidecar.stop()
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
         told = [metrics, caplog.text.encode(), *files]
-    assert sidecar.metrics.value(SPANS, "grpc", ACCEPTED) == 2
+    assert value_of(sidecar.metrics, SPANS, "grpc", ACCEPTED) == 2
     assert len(told) >= 3
     assert not any(marker.encode() in text for text in told)

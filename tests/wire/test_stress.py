@@ -8,12 +8,14 @@ import sys
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
 
 from collector.telemetry.table import ACCEPTED, DECODED_SPANS, SPANS
 from tests.support.clocks import eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import call_export, running_sidecar
 from tests.support.step_exports import make_export
 
@@ -78,6 +80,6 @@ def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot(tmp_path):
         assert sidecar.stop(), "nothing acknowledged may be lost"
         for each in busy:
             each.result(100)
-        value = sidecar.metrics.value
+        value = partial(value_of, sidecar.metrics)
         accepted = value(SPANS, "grpc", ACCEPTED) + value(SPANS, "http", ACCEPTED)
         assert value(DECODED_SPANS, ACCEPTED) == accepted >= 2 * len(acknowledged) > 0

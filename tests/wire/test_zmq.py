@@ -7,7 +7,7 @@ import struct
 import sys
 import time
 from base64 import b64decode
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 
 import msgspec
@@ -23,6 +23,7 @@ from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
 from tests.support.gpu_server import serve
 from tests.support.kv_batches import payload, stored
+from tests.support.pipelines import value_of
 from tests.support.processes import free_port
 from tests.support.recordings import kv_lines
 from tests.support.recordings import payloads as exports
@@ -116,7 +117,7 @@ class Listening(Subscriber):
     def __init__(self, feed, config, io):
         metrics, self.memory_is_short = Metrics(CollectorRegistry()), False
         super().__init__(feed, config, metrics, SystemClock(), io, is_short=lambda: self.memory_is_short)
-        self.count, self.taken = metrics.value, []
+        self.count, self.taken = partial(value_of, metrics), []
 
     def seqs(self):
         self.taken += self.take()

@@ -12,6 +12,7 @@ from collector.runtime import StartError
 from collector.telemetry import table
 from tests.support.clocks import FakeClock, eventually
 from tests.support.fleets import CONFIG, NOW_NS, state_of, state_server
+from tests.support.pipelines import value_of
 from tests.support.sidecars import as_json, get, metric
 
 PAGES = msgspec.structs.replace(CONFIG, pages="127.0.0.1:0")
@@ -63,7 +64,7 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
         service = service_of([f"http://127.0.0.1:{server.port}/{name}" for name in states], tmp_path / "fleet")
         service.start()
         try:
-            eventually(lambda: service.metrics.value(table.FLEET_WRITTEN) > 0)
+            eventually(lambda: value_of(service.metrics, table.FLEET_WRITTEN) > 0)
             service._task.stop()
             served.update(dict.fromkeys(("e0", "e1", "e2"), 500))
             service.turn()
@@ -74,10 +75,10 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
             assert metric(service.http_port, "tracefit_fleet_pull_failures_total") == 1
             served.update(states)
             service.turn()
-            assert service.metrics.value(table.FLEET_PULL_FAILURES) == 1
+            assert value_of(service.metrics, table.FLEET_PULL_FAILURES) == 1
             (tmp_path / "fleet" / ".pull").touch()  # no directory can be made, as on a full disk
             service.turn()
-            assert service.metrics.value(table.FLEET_PULL_FAILURES) == 2
+            assert value_of(service.metrics, table.FLEET_PULL_FAILURES) == 2
         finally:
             service.stop()
     assert as_json(tmp_path / "fleet" / "snapshot.json")["generation"] == 1, "the same states: nothing to write"

@@ -12,6 +12,7 @@ from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
 from tests.support.clocks import FakeClock
+from tests.support.pipelines import value_of
 from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
@@ -37,7 +38,7 @@ def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(for
     queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
     queue.put_nowait("full", CAPACITY)
     refused = take_in(Intake(queue, metrics, forward=forward), payload)
-    assert metrics.value(table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
+    assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
         assert refused.outcome is Outcome.QUEUE_FULL
     else:

@@ -11,6 +11,7 @@ from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support.clocks import FakeClock
+from tests.support.pipelines import value_of
 from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
@@ -26,7 +27,7 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     assert take_in(intake, one) == answer(Outcome.MEMORY)
     used[0] = 200 * MIB
     assert take_in(intake, one) is None
-    assert metrics.value(REQUESTS, "grpc", "memory") == metrics.value(SPANS, "grpc", ACCEPTED) == 1
+    assert value_of(metrics, REQUESTS, "grpc", "memory") == value_of(metrics, SPANS, "grpc", ACCEPTED) == 1
 
 
 @pytest.mark.parametrize(

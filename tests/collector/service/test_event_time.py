@@ -19,7 +19,7 @@ from exporters.what_if import ClientView
 from tests.support.clocks import T0_NS, FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
-from tests.support.pipelines import replayed
+from tests.support.pipelines import replayed, value_of
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
 from tests.support.toy_spans import STOCK_SCOPE, Piece, export_of, stock_span
@@ -191,9 +191,9 @@ def test_what_is_pending_is_said_and_until_when():
     pending = house.event_time.pending
     assert (pending.requests, pending.until_unix_ns) == (208, BEGIN_NS + 20 * 10**9)
     assert pending.steps > 1800
-    assert house.metrics.value(table.PENDING, "requests") == 208
+    assert value_of(house.metrics, table.PENDING, "requests") == 208
     house.silence()
-    assert (house.event_time.pending, house.metrics.value(table.PENDING, "requests")) == (None, 0)
+    assert (house.event_time.pending, value_of(house.metrics, table.PENDING, "requests")) == (None, 0)
 
 
 def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_server_whose_idle_page_comes_on():

@@ -15,6 +15,7 @@ from exporters.what_if import ClientView
 from online.snapshot import DriftSnapshot, ReplicaSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS, FakeClock
+from tests.support.pipelines import value_of
 from tests.support.sidecars import CountingProcessor
 
 NOON_NS = T0_NS - T0_NS % 86_400_000_000_000 + 43_200_000_000_000
@@ -107,4 +108,4 @@ def test_a_verdict_that_raises_is_counted_and_the_snapshot_is_published_all_the_
     publisher.tick()
     publisher.tick()
     assert publisher.current() is made
-    assert metrics.value(WRITES, "generation", "failed") == 1
+    assert value_of(metrics, WRITES, "generation", "failed") == 1

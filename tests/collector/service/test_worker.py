@@ -17,6 +17,7 @@ from collector.telemetry.table import WORKER_FAILED_SPANS, WORKER_LAG, WRITES
 from exporters.what_if import ClientView
 from tests.support import exporter_cases as cases
 from tests.support.clocks import FakeClock, eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import CountingProcessor, NoKeeper, as_json
 
 
@@ -60,16 +61,16 @@ def test_queued_exports_are_learned_from_together_and_make_room(house):
     house.clock.advance(2)
     house.worker.step(0)
     assert ([len(batch) for batch in house.processor.batches], house.queue.in_flight_bytes) == ([3], 0)
-    assert house.metrics.value(WORKER_LAG) == 2
+    assert value_of(house.metrics, WORKER_LAG) == 2
     house.worker.step(0)
-    assert house.metrics.value(WORKER_LAG) == 0, "it has caught up"
+    assert value_of(house.metrics, WORKER_LAG) == 0, "it has caught up"
 
 
 def test_a_batch_that_fails_is_counted_and_makes_room(house):
     house.processor.error = RuntimeError("boom")
     house.put(spans=7)
     house.worker.step(0)
-    assert house.metrics.value(WORKER_FAILED_SPANS) == 7
+    assert value_of(house.metrics, WORKER_FAILED_SPANS) == 7
     assert house.queue.in_flight_bytes == 0
 
 
@@ -135,7 +136,7 @@ def test_a_snapshot_that_cannot_be_made_is_counted_and_the_old_one_stays(house, 
     house.clock.advance(5)
     house.learn()
     assert house.publisher.current() is old
-    assert house.metrics.value(WRITES, "generation", "failed") == 1
+    assert value_of(house.metrics, WRITES, "generation", "failed") == 1
 
 
 SHEET = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 32}
@@ -155,10 +156,10 @@ def test_a_generation_is_written_once_with_its_files_for_blis_and_what_fails_is_
     house.learn()
     (tmp_path / "d" / BLIS).mkdir()
     assert not house.writer.stop()
-    assert house.metrics.value(WRITES, "snapshot", "failed") == 1
+    assert value_of(house.metrics, WRITES, "snapshot", "failed") == 1
     assert as_json(tmp_path / "d" / "snapshot.json")["generation"] == 1, "one file keeps no other from being written"
     (tmp_path / "d" / BLIS).rmdir()
     for _ in range(2):
         assert house.writer.stop()
         assert {path.name for path in (tmp_path / "d").iterdir()} == {"snapshot.json", BLIS}
-        assert house.metrics.value(WRITES, "snapshot", "done") == 1 + 2
+        assert value_of(house.metrics, WRITES, "snapshot", "done") == 1 + 2

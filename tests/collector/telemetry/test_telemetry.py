@@ -16,6 +16,7 @@ from collector.telemetry.table import (
     SPANS,
     TABLE,
 )
+from tests.support.pipelines import value_of
 
 
 @pytest.fixture
@@ -43,12 +44,12 @@ def test_counts_of_the_pipeline_arrive_by_reason_and_a_gauge_stands_at_what_it_w
     counts = Counts({(DECODED_EVENTS, ACCEPTED): 7, (DECODED_EVENTS, Skip.INVALID): 2, (KV_UNBOUND,): 5})
     for _ in range(2):
         metrics.merge(counts)
-    assert [metrics.value(DECODED_EVENTS, each) for each in (ACCEPTED, Skip.INVALID)] == [14, 4]
-    assert metrics.value(KV_UNBOUND) == 5
+    assert [value_of(metrics, DECODED_EVENTS, each) for each in (ACCEPTED, Skip.INVALID)] == [14, 4]
+    assert value_of(metrics, KV_UNBOUND) == 5
     size = [3]
     metrics.follow(SIZE_BYTES, lambda: size[0], "queue")
     size[0] = 4
-    assert metrics.value(SIZE_BYTES, "queue") == 4
+    assert value_of(metrics, SIZE_BYTES, "queue") == 4
 
 
 def test_a_label_value_outside_its_closed_set_is_an_error_not_a_series(metrics):

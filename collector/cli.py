@@ -59,7 +59,6 @@ from collector.runtime import (
     SystemClock,
     configure_logs,
     note,
-    print_in_any_encoding,
     say,
     set_log_level,
 )
@@ -88,7 +87,6 @@ completion: eval "$(_TRACEFIT_COMPLETE=bash_source tracefit)", or zsh_source, fi
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
-    print_in_any_encoding()
     try:
         code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
     except (click.UsageError, questions.QuestionError, ConfigError, StartError, click.Abort, OSError) as error:

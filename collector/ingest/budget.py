@@ -155,8 +155,9 @@ class Receiving:
 
     def end_by(self, when_s: float) -> None:
         """Others wait: its bytes have no more time than that."""
-        if self._timeout is not None and not self._timeout.expired():
-            self._timeout.reschedule(when_s)
+        timeout = self._timeout
+        if timeout is not None and not timeout.expired() and when_s < (timeout.when() or when_s):
+            timeout.reschedule(when_s)
 
     def shrink(self, size_bytes: int) -> None:
         """Give back what the message does not need, now that its size is known."""

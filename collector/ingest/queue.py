@@ -180,12 +180,10 @@ class AdmissionQueue:
     def _fits(self, size_bytes: int, peer: str) -> bool:
         if self._in_flight_bytes == 0:
             return True
-        large = size_bytes > self._batch_bytes
-        held_bytes = self._peer_bytes[peer] if peer else 0
-        share_bytes = (LARGE_SHARE if large else SHARE) * self.capacity_bytes
-        room_bytes = (SHARE if large else 1.0) * self.capacity_bytes
-        fair = held_bytes == 0 or held_bytes + size_bytes <= share_bytes
-        return fair and self._in_flight_bytes + size_bytes <= room_bytes
+        share, room = (LARGE_SHARE, SHARE) if size_bytes > self._batch_bytes else (SHARE, 1.0)
+        held_bytes = self._peer_bytes[peer]
+        is_fair = held_bytes == 0 or held_bytes + size_bytes <= share * self.capacity_bytes
+        return is_fair and self._in_flight_bytes + size_bytes <= room * self.capacity_bytes
 
     def _ripe_in_s(self) -> float:
         """How long the worker should leave alone what is queued."""

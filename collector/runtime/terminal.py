@@ -11,7 +11,6 @@ How far a long command is: a bar of tqdm, in a terminal.
 
 from __future__ import annotations
 
-import io
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -70,13 +69,6 @@ def configure_logs(clock: Clock) -> None:
 
 PrintLine = Callable[[str], None]
 """Prints one line: results (``say``) on standard output, remarks (``note``) on standard error."""
-
-
-def print_in_any_encoding() -> None:
-    """Print ``?`` for a sign that the encoding of standard output or error lacks."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
 
 
 def say(text: str) -> None:

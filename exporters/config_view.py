@@ -78,8 +78,7 @@ class TargetView(NamedTuple):
 def config_view(judged: ConfigVerdict, given: set[Advice], otlp_port: int, history: HistoryView | None) -> View:
     """One configuration in detail; of the advice, what was not ``given`` above."""
     config = judged.config
-    names = [*TARGETS, *sorted(config.targets.keys() - TARGETS.keys())]
-    found = [_target_view(name, config.targets[name]) for name in names if name in config.targets]
+    found = [_target_view(name, config.targets[name]) for name in TARGETS if name in config.targets]
     views = [view for view in found if view is not None]
     step = next((view for view in views if view.name == STEP_TIME), None)
     advice = [each.for_port(otlp_port) for each in advice_for(config)]
@@ -100,7 +99,7 @@ def config_view(judged: ConfigVerdict, given: set[Advice], otlp_port: int, histo
 def _target_view(name: str, target: TargetSnapshot) -> TargetView | None:
     """None of a target without a model that can be shown."""
     model = target.models.get("portable") or target.models.get(target.champion)
-    return None if model is None else TargetView(name, *TARGETS.get(name, (name, "")), target, model)
+    return None if model is None else TargetView(name, *TARGETS[name], target, model)
 
 
 def _blis_error(config: ConfigSnapshot) -> str:

@@ -230,15 +230,18 @@ class Answer(NamedTuple):
     def lines(self) -> Iterator[tuple[str, str]]:
         """A name and what it is, for people."""
         if isinstance(self.said, Prediction):
-            yield from self._step_lines(self.said)
+            form = (
+                "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
+                "{decode_context_tokens:,.0f} tokens of decode context"
+            )
+            yield "step", form.format(**self.question.query)
+            yield "takes", with_band(self.said)
         elif isinstance(self.said, RequestEstimate):
             yield from _load_lines(self.said)
         else:
-            fits = f"{counted(self.said.concurrency, 'request')} in flight"
             side = " on the safe side" if self.question.query["safe"] else ""
-            yield "fits", f"{fits}{side}" if self.said.concurrency else "not even one request; alone it sees"
-            because = LIMIT_WORDS[self.said.limit]
-            yield "because", because if self.said.concurrency else because.replace("one more request", "one request")
+            yield "fits", f"{counted(self.said.concurrency, 'request')} in flight{side}"
+            yield "because", LIMIT_WORDS[self.said.limit]
             yield from _load_lines(self.said.at)
             if self.question.query["rate"] is not None:
                 yield "engines", _engines(self.said, self.question.query["rate"])
@@ -246,14 +249,6 @@ class Answer(NamedTuple):
             decode, prefill = self.config.level
             words = f"×{decode:.3f} without prefill, ×{prefill:.3f} with"
             yield "level", "not used: the last 10 s tell none" if decode == prefill == 1.0 else words
-
-    def _step_lines(self, said: Prediction) -> Iterator[tuple[str, str]]:
-        yield (
-            "step",
-            "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
-            "{decode_context_tokens:,.0f} tokens of decode context".format(**self.question.query),
-        )
-        yield "takes", with_band(said)
 
     def caveats(self) -> Iterator[tuple[str, str]]:
         """Why it should be taken with care: a few words, and what."""

@@ -66,7 +66,7 @@ def _planned(case: bench_gpus.Case) -> Iterator[tuple[str, tracefit.Plan, float,
     traffic = bench_gpus.learned_traffic(times, LEARN_S / 60)
     engine = bench_gpus.served(case, times, traffic, LEARN_S, bench_gpus.LEARN_SEED)
     with tempfile.TemporaryDirectory() as directory:
-        config = bench_gpus.learned(bench_gpus.sent(case, engine, "steps", Path(directory))).config()
+        config = bench_gpus.learned(bench_gpus.sent(case, engine, "steps", Path(directory)), {}).config()
 
     def itl_us(clients: int, mix: tuple[int, int]) -> float:
         return bench_gpus.exam_truth(case, times, (max(clients, 1), *mix), SERVE_S).engine.itl

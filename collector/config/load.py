@@ -92,7 +92,9 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
     set_by: dict[str, str] = {}
     for variable in sorted(environ):
         if _is_key(variable, environ[variable]):
-            key = _key_of(variable)
+            key = variable.removeprefix(ENV_PREFIX).lower()
+            if key not in _FIELDS:
+                raise ConfigError(variable, "unknown key" + suggestion(variable, map(_variable_of, _FIELDS)))
             tree[key], set_by[key] = _value_of(key, variable, environ[variable]), variable
     if profile is not None:
         tree["profile"] = profile
@@ -170,14 +172,6 @@ def _is_key(variable: str, value: str) -> bool:
 
 def _variable_of(key: str) -> str:
     return f"{ENV_PREFIX}{key.upper()}"
-
-
-def _key_of(variable: str) -> str:
-    """The key that a variable sets; a ConfigError if there is none."""
-    key = variable.removeprefix(ENV_PREFIX).lower()
-    if key not in _FIELDS:
-        raise ConfigError(variable, "unknown key" + suggestion(variable, map(_variable_of, _FIELDS)))
-    return key
 
 
 def _value_of(key: str, variable: str, text: str) -> Any:

@@ -61,7 +61,7 @@ def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(read):
     lacking = b'{"unix_ns": 5, "page": "vllm:generation_tokens_total 1"}\n'
     exports, (lacks, html) = read(lacking + lacking + b'{"unix_ns": 6, "page": "<html>"}\n')
     assert exports == []
-    assert lacks.startswith("2 pages cannot be learned from (missing_families: vllm:prompt_tokens_total, ")
+    assert lacks.startswith("2 pages cannot be learned from (missing_families: vllm:iteration_tokens_total_count, ")
     assert html == "1 pages cannot be learned from (unexpected)"
 
 

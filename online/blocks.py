@@ -88,18 +88,13 @@ class Design(RowBlock):
         return wide
 
     @staticmethod
-    def of(features: FeatureSet, rows: RowBlock, beside: Design | None = None) -> Design:
-        """Rows of the set's target as it sees them; those with an unknown column are left out.
-
-        ``beside``: of another set of the target, whose strata are these where it knows the same rows.
-        """
+    def of(features: FeatureSet, rows: RowBlock) -> Design:
+        """Rows of the set's target as it sees them; those with an unknown column are left out."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             x = features.evaluate(rows)
         known: Mask = np.asarray((np.abs(x) <= VALUE_MAX).all(axis=1))
         if not known.all():
             rows, x = rows.take(known), x[known]
-        if beside is not None and beside.raw is rows.raw:
-            return replace(beside, x=x)
         stratum, cell = strata_of(features.target, rows)
         return Design(**rows.to_state(), x=x, stratum=stratum, cell=cell, groups=Groups.of(stratum))
 

@@ -131,10 +131,8 @@ class TargetState(Stateful):
     def _learn_block(self, rows: RowBlock) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""
         self.champion, watcher, change = self._best(), self.watcher(), None
-        blocks: dict[str, Design] = {}
-        for name, features in self.sets.items():
-            blocks[name] = Design.of(features, rows, next(iter(blocks.values()), None))
-        blocks = {name: block for name, block in blocks.items() if len(block)}
+        designs = {name: Design.of(features, rows) for name, features in self.sets.items()}
+        blocks = {name: block for name, block in designs.items() if len(block)}
         log_ratios: dict[str, Floats | None] = {}
         if watcher is not None and watcher.features.name in blocks:
             block = blocks[watcher.features.name]

@@ -23,7 +23,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -32,7 +32,6 @@ from collector.telemetry import PullOutcome
 _LINE_MARKS = (b'"unix_ns"', b'"page"')
 _KEYS_BYTES = 1024
 """The page is the last and longest key."""
-_UNIX_NS_MAX = 1 << 62
 
 
 class ScrapedPage(msgspec.Struct, frozen=True):
@@ -46,7 +45,7 @@ class ScrapedPage(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    unix_ns: int
+    unix_ns: Annotated[int, msgspec.Meta(gt=0, lt=1 << 62)]
     page: str
     sent_mono_ns: int = 0
     url: str = ""
@@ -66,8 +65,6 @@ def read_page_line(line: bytes, recording: str) -> ScrapedPage | PageFault:
     try:
         entry = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return PageFault(PullOutcome.UNEXPECTED)
-    if not 0 < entry.unix_ns < _UNIX_NS_MAX:
         return PageFault(PullOutcome.UNEXPECTED)
     page = entry.page.encode("utf-8", "replace")
     readings = parse_page(page if page.endswith(b"\n") else page + b"\n")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from statistics import median_low
 from typing import Any, Final
 
 import numpy as np
@@ -58,7 +57,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
     Foreign events are left out. ``may_be``: whether something may have happened at a time of the wall clock.
     """
     marks: list[SpanEvent] = []
-    offsets_ns, prompt_tokens, finish = [], 0, None
+    unix_minus_mono_ns, prompt_tokens, finish = 0, 0, None
     for event in span.events:
         kind = words.MARK_KINDS.get(event.name)
         if kind is None:
@@ -67,7 +66,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
             raise Rejected(Skip.OUT_OF_RANGE)
         marks.append(SpanEvent(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
-        offsets_ns.append(event.time_unix_nano - marks[-1].ts_ns)
+        unix_minus_mono_ns = event.time_unix_nano - marks[-1].ts_ns
         prompt_tokens = int(values["prompt_tokens"])
         if kind is SpanEventKind.FINISHED:
             said = scalars(event.attributes, {words.FINISH})
@@ -75,7 +74,6 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
     if not marks:
         raise Rejected(Skip.UNKNOWN_SCOPE)
     _check_order(marks)
-    unix_minus_mono_ns = median_low(offsets_ns)
     end_unix_ns = marks[-1].ts_ns + unix_minus_mono_ns
     if not may_be(end_unix_ns):
         raise Rejected(Skip.OUT_OF_RANGE)

@@ -175,7 +175,7 @@ class EmitterCheckpoint(msgspec.Struct):
             case Engine() if self.calibration is not None:
                 self.calibration.restore(emitter)
             case ApiProcess():
-                emitter.sampling.share, emitter.sampling.since_caller = self.trace_share, self.since_caller
+                emitter.sampling.share_before, emitter.sampling.since_caller = self.trace_share, self.since_caller
                 emitter.longest_ns = self.longest_ns
             case PageEngine():
                 emitter.windows.copies = self.front_ends

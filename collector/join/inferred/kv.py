@@ -47,8 +47,6 @@ class KvTimeline:
         self._gaps: list[tuple[int, int]] = []
         """From when to when batches are missing."""
         self.block_size = self._offload_block_size = 0
-        self.is_bound = False
-        """Whether it is known whose it is."""
 
     def __len__(self) -> int:
         """How many moves are held."""
@@ -114,12 +112,9 @@ class KvSources:
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._publishers: OrderedDict[tuple[str, int, str], KvTimeline] = OrderedDict()
-        self._counts = Counts()
-
-    @property
-    def unbound(self) -> int:
+        self.unbound = 0
         """Publishers that belong to no engine, or to none yet."""
-        return sum(not timeline.is_bound for timeline in self._publishers.values())
+        self._counts = Counts()
 
     def add(self, batch: KvBatch) -> None:
         """Add one batch; what is done with it is counted."""
@@ -132,12 +127,12 @@ class KvSources:
 
     def by_engine(self, instances: Collection[str]) -> dict[str, KvTimeline]:
         """The publisher of each of all engines, where it is known: the one that names it, else the only one."""
-        named = {instance: timeline for (_, _, instance), timeline in reversed(self._publishers.items()) if instance}
-        unnamed = [timeline for (_, _, instance), timeline in self._publishers.items() if not instance]
-        only = dict.fromkeys(instances, unnamed[0]) if len(unnamed) == 1 and len(instances) == 1 else {}
-        for (_, _, instance), timeline in self._publishers.items():
-            timeline.is_bound = instance in instances if instance else bool(only)
-        return only | {instance: named[instance] for instance in instances if instance in named}
+        publishers = [(instance, timeline) for (_, _, instance), timeline in self._publishers.items()]
+        unnamed = [timeline for instance, timeline in publishers if not instance]
+        bound = dict.fromkeys(instances, unnamed[0]) if len(unnamed) == len(instances) == 1 else {}
+        bound |= {instance: timeline for instance, timeline in reversed(publishers) if instance in instances}
+        self.unbound = len(publishers) - len(bound)
+        return bound
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and what is held now."""

@@ -49,30 +49,26 @@ SEVERAL_CONNECTIONS = (
 class TraceSampling:
     """Of one API process, by its latest traces.
 
-    ``since_caller``: requests since the last one of which its caller decided; so many at most.
+    ``share_before``: what an earlier process of ours knew. ``since_caller``: requests since the last one of which its
+    caller decided; so many at most.
     """
 
     def __init__(self) -> None:
         self._numbers: deque[tuple[float, float]] = deque(maxlen=_TRACES_MAX)
-        self._share_before: float | None = None
+        self.share_before: float | None = None
         self.since_caller = _TRACES_MAX
 
     @property
     def share(self) -> float | None:
         """Share of the requests that send a span; None while it is not known."""
         if len(self._numbers) < _TRACES_MIN:
-            return self._share_before
+            return self.share_before
         numbers = np.array(self._numbers)
         for traces in (min(latest, len(numbers)) for latest in _LATEST):
             largest = float(numbers[-traces:].max(axis=0).min())
             if largest**traces < _CHANCE:
                 return largest * (traces + 1) / traces
         return 1.0 if numbers.max(axis=0).min() >= WHOLE else None
-
-    @share.setter
-    def share(self, before: float | None) -> None:
-        """What an earlier process of ours knew."""
-        self._share_before = before
 
     @property
     def is_sampled_by_callers(self) -> bool:

@@ -72,10 +72,6 @@ class RowWatermarks:
                 new.append(TargetRows(target, block.slice(stop, len(block)) if stop else block))
         return new, before
 
-    def forget_restored(self) -> None:
-        """What an earlier process learned does not come again: rows of that time are new, the clock was set back."""
-        self._restored = {}
-
     def to_checkpoint(self) -> list[tuple[str, Marks]]:
         """By instance."""
         return [(instance, dict(marks)) for (_, instance), marks in self._emitted.items()]

@@ -404,10 +404,6 @@ class Joiner:
         joiner._marks = RowWatermarks({("", instance): marks for instance, marks in checkpoint.marks})
         return joiner
 
-    def forget_restored_marks(self) -> None:
-        """Skip no row any more: what an earlier process learned does not come again."""
-        self._marks.forget_restored()
-
     @property
     def needed_unix_ns(self) -> int | None:
         """Event time from which on telemetry is needed again after a restart; None: everything has become rows.

@@ -90,8 +90,6 @@ class Durability:
         self._interval_ns = int(config.checkpoint_interval_s * 1e9)
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
-        self._caught_up_ns: int | None = None
-        """Since when the log has been read, as long as rows of an earlier process may still come again."""
         self._dirty = False
         self._refusing = ""
         """Why exports are refused now."""
@@ -188,8 +186,6 @@ class Durability:
             taken.append(export)
             size_bytes += len(export.payload)
         self._metrics.add(table.LOG_REPLAYED, sum(export.spans for export in taken))
-        if not taken:
-            self._caught_up_ns = self._clock.monotonic_ns()
         return taken
 
     def record_batch(self) -> None:
@@ -198,7 +194,6 @@ class Durability:
 
     def tick(self, *, final: bool = False) -> None:
         """Take a checkpoint if it is due and hand it to the writer."""
-        self._end_start()
         if not (self._dirty and final) and not self._is_due():
             return
         self._taken_ns = self._clock.monotonic_ns()
@@ -212,13 +207,6 @@ class Durability:
         self._dirty = False
         self._pending.append((tree, position))
         self._task.wake()
-
-    def _end_start(self) -> None:
-        """Let no more rows be skipped when nothing of an earlier process waits, and no sender repeats what that had."""
-        longest_s = self._config.join_timeout_s + self._config.allowed_lateness_s
-        if self._caught_up_ns is not None and self._clock.monotonic_ns() - self._caught_up_ns > longest_s * 1e9:
-            self._caught_up_ns = None
-            self._pipeline.joiner.forget_restored_marks()
 
     def _is_due(self) -> bool:
         """By its time, or since log or volume fill up; not while one is being written."""

@@ -17,7 +17,7 @@ from collector.service.durability import WRITER
 from collector.telemetry.reasons import Outcome
 from exporters.snapshot_file import SNAPSHOT_NAME
 from online.state import LEARNERS, encode
-from tests.support.clocks import T0_NS, eventually
+from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
 from tests.support.step_exports import make_export
 
@@ -300,24 +300,3 @@ def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp
         send(sidecar, 101)
         eventually((tmp_path / STATE).exists)
         assert "unsaved" not in ready(sidecar)
-
-
-def test_after_a_start_beside_a_clock_that_was_set_back_rows_are_skipped_for_a_while_only(tmp_path):
-    """By their times they are what log or senders repeat, as long as they may."""
-    brief = {"JOIN_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5", "IDLE_TIMEOUT_S": "1"}
-    with running_sidecar(tmp_path, **brief) as sidecar:
-        send(sidecar, 1)
-    with running_sidecar(tmp_path, **brief) as sidecar:
-        steps = iter(range(1001, 100_000, 100))
-
-        def learns():
-            step = next(steps)
-            earlier = make_export(10, first_step=step, begin_ns=T0_NS - 3600 * 10**9)
-            call_export(sidecar.grpc_port, earlier.SerializeToString())
-            return metric(sidecar.http_port, 'tracefit_rows_total{outcome="learned",target="step_time"}') > 0
-
-        assert not learns()
-        eventually(learns)
-        skipped = metric(sidecar.http_port, 'tracefit_join_dropped_rows_total{reason="learned_before"}')
-    assert skipped >= 99
-    assert rows(tmp_path)[1] >= 199

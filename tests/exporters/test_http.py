@@ -122,7 +122,8 @@ def test_more_callers_than_there_are_places_are_all_answered(monkeypatch):
         time.sleep(0.02)
         return plain(HTTPStatus.OK)
 
-    monkeypatch.setattr("collector.runtime.http.CONNECTIONS_MAX", 4)
+    for name, value in (("CONNECTIONS_MAX", 4), ("SEND_S", 60.0), ("ANSWER_S", 60.0)):  # no less on a busy machine
+        monkeypatch.setattr(f"collector.runtime.http.{name}", value)
     with serving({"/": answer}) as server, ThreadPoolExecutor(24) as pool:
 
         def call(_):

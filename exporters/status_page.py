@@ -13,7 +13,6 @@ A counter whose name has one of ``LOSSES``, or whose outcome is none of ``NO_LOS
 from __future__ import annotations
 
 import base64
-import datetime as dt
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -31,7 +30,7 @@ from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError, answer_query, duration, plain
 from exporters.what_if import Advisory, ClientView, identities_of, meant_config
-from exporters.wording import OTLP_PORT, Advice, count, name_of
+from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
@@ -46,28 +45,6 @@ _PREFIX = "tracefit_"
 _PROBLEM = "_problem"
 
 # ----------------------------------------------------------------- what the page is made of
-
-
-class PendingTelemetry(NamedTuple):
-    """What some engines have sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
-
-    engines: int
-    steps: int
-    requests: int
-    rows: int
-    until_unix_ns: int
-
-    @property
-    def text(self) -> str:
-        """One sentence."""
-        parts = ((self.steps, "step"), (self.requests, "request"), (self.rows, "row"))
-        held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
-        engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
-        until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
-        return (
-            f"{held} of {engines}, not learned yet: steps wait for the spans of their requests, and these for steps. "
-            f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
-        )
 
 
 class FleetSource(NamedTuple):

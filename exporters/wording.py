@@ -7,6 +7,7 @@ no binary fraction, would print noise digits.
 
 from __future__ import annotations
 
+import datetime as dt
 import math
 from typing import Final, NamedTuple
 
@@ -280,3 +281,25 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
         return None
     remedy = "The API server's spans of 20 requests complete it; where none come, let it send them:"
     return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
+
+
+class PendingTelemetry(NamedTuple):
+    """What some engines have sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
+
+    engines: int
+    steps: int
+    requests: int
+    rows: int
+    until_unix_ns: int
+
+    @property
+    def text(self) -> str:
+        """One sentence."""
+        parts = ((self.steps, "step"), (self.requests, "request"), (self.rows, "row"))
+        held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
+        engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
+        until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
+        return (
+            f"{held} of {engines}, not learned yet: steps wait for the spans of their requests, and these for steps. "
+            f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
+        )

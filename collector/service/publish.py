@@ -121,7 +121,6 @@ class StatusChanges:
             for key, text in _news(verdict, config.config_id, snapshot.created_unix_nano).items():
                 said[key] = None
                 if key not in self._told:
-                    self._told[key] = None
                     _log.warning("%s: %s", name_of(config), text, extra=REPORT_ONCE)
         over = [key for key in self._told if key not in said]
         self._told = dict.fromkeys(over[-TOLD_MAX:]) | said

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from collector.runtime import Clock, MemoryGuard
 from collector.telemetry import Metrics, table
-from exporters.status_page import PendingTelemetry
+from exporters.wording import PendingTelemetry
 
 from .pipeline import Pipeline
 

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from exporters.status_page import PendingTelemetry
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
-from exporters.wording import QUALITY, REASONS, STATUS, advice_for
+from exporters.wording import QUALITY, REASONS, STATUS, PendingTelemetry, advice_for
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot

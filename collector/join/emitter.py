@@ -174,14 +174,11 @@ class Emitter(abc.ABC):
 
     def is_succeeded_by(self, heir: Emitter, late_ns: int) -> bool:
         """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""
+        if not self.machine or self.machine != heir.machine or self.recording or not heir.begun_unix_ns:
+            return False
         ended_ns, models = self.event_unix_ns, {self.facts.get("model"), heir.facts.get("model")}
-        return (
-            bool(self.machine and not self.recording and heir.begun_unix_ns)
-            and self.machine == heir.machine
-            and ended_ns <= heir.begun_unix_ns
-            and ended_ns < heir.event_unix_ns - late_ns
-            and (None in models or len(models) == 1)
-        )
+        is_over = ended_ns <= heir.begun_unix_ns and ended_ns < heir.event_unix_ns - late_ns
+        return is_over and (None in models or len(models) == 1)
 
     def take_counts(self) -> Counts:
         """Counts since the last call."""
@@ -210,9 +207,12 @@ def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -
     says it, this one) after the old one's last event, and has gone on for longer than spans may be late. As soon as the
     old one sends again, both are alive; those not heard of since a restart of ours are alive, too.
     """
-    replaced = {}
+    replaced, named = {}, [(heir, name) for name, heirs in by_config.items() for heir in heirs]
+    newest_unix_ns = max((heir.event_unix_ns for heir, _ in named), default=0)
     for old, emitters in by_config.items():
-        others = [(heir, name) for name, heirs in by_config.items() if name != old for heir in heirs]
+        if any(each.event_unix_ns >= newest_unix_ns - late_ns for each in emitters):
+            continue  # asked of all others, one that is alive would cost most
+        others = [each for each in named if each[1] != old]
         found = [[heir for heir in others if each.is_succeeded_by(heir[0], late_ns)] for each in emitters]
         if all(found):
             replaced[old] = max(found[-1], key=lambda heir: heir[0].begun_unix_ns)[1]

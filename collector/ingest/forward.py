@@ -312,8 +312,18 @@ def check_forward(config: Config) -> None:
 def _is_reached(host: str, own: str) -> bool:
     """Whether who calls a host, in lower case, reaches an address that is listened to here; names are not looked up."""
     called, own = (_LOCAL if name == "localhost" else name for name in (host, own))
-    is_here = called.startswith("127.") or called in {"::1", socket.gethostname().lower()}
-    return called in {own, *_ANY} or (own in _ANY and is_here)
+    return called in {own, *_ANY} or (own in _ANY and (called == socket.gethostname().lower() or _is_ours(called)))
+
+
+def _is_ours(address: str) -> bool:
+    """Whether it is an address of this machine: that of another cannot be bound, and a name is none."""
+    try:
+        found = socket.getaddrinfo(address, 0, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST)
+        with socket.socket(found[0][0], socket.SOCK_DGRAM) as probe:
+            probe.bind(found[0][4])
+    except OSError:
+        return False
+    return True
 
 
 def _address(config: Config) -> tuple[str, int]:

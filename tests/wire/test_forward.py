@@ -316,6 +316,7 @@ HERE, ANYWHERE, ITSELF = "127.0.0.1:4317", "0.0.0.0:4317", "forward: .*itself re
         (f"grpc://{ANYWHERE}", {"LISTEN": HERE}, ITSELF),
         ("grpc://127.0.0.1", {"LISTEN": ANYWHERE}, ITSELF),
         ("grpc://127.0.0.2:4317", {"LISTEN": ANYWHERE}, ITSELF),
+        ("grpc://[::ffff:127.0.0.1]:4317", {"LISTEN": ANYWHERE}, ITSELF),
         (f"grpc://{socket.gethostname()}:4317", {"LISTEN": "[::]:4317"}, ITSELF),
         ("http://127.0.0.1:4318/v1", {"LISTEN_HTTP": "127.0.0.1:4318"}, ITSELF),
     ],

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from collector.config import Config, ConfigError
 from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, PageFault, ScrapedPage, parse_page
-from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop
+from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
@@ -224,7 +224,7 @@ class Scraper:
         """Look at the list of servers again and again."""
         try:
             while True:
-                self._take_over_targets(await asyncio.to_thread(self._targets.find_targets))  # resolves names
+                self._take_over_targets(await in_own_thread(self._targets.find_targets))  # resolves names
                 await asyncio.sleep(REFRESH_S)
         finally:
             for task in self._servers.values():

@@ -14,19 +14,20 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 
 import aiohttp
 from aiohttp import web
-from aiohttp.abc import ResolveResult
+from aiohttp.abc import AbstractResolver, ResolveResult
 from multidict import CIMultiDict
 from yarl import URL
 
 from collector.config import Endpoint
 
 from .filesystem import cannot_listen
-from .loop import IoLoop, end_tasks
+from .loop import IoLoop, end_tasks, in_own_thread
 
 CONNECTIONS_MAX = 64
 """Of one server, open at once; the one that waits longest for its client makes room for a newcomer."""
@@ -270,29 +271,28 @@ _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 _PLAIN = "identity"
 
 
-class OneLookup(aiohttp.ThreadedResolver):
-    """Looks up one name at a time.
-
-    A lookup that no name server answers holds one of the loop's few threads for many seconds. Pages are made in the
-    others, and large exports are looked at there.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._free = asyncio.Lock()
+class ThreadPerLookup(AbstractResolver):
+    """Looks each name up in a thread of its own; a session looks up each once at a time."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """All addresses of a name; OSError if it has none."""
-        async with self._free:
-            return await super().resolve(host, port, family)
+        look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        return [
+            ResolveResult(hostname=host, host=str(at[0]), port=int(at[1]), family=kind, proto=proto, flags=numeric)
+            for kind, _, proto, _, at in await in_own_thread(look_up)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is held."""
 
 
 def open_session(tls: ssl.SSLContext | bool, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
     """For calls with these headers, each of which may take so long in all; made in the loop."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls, limit=0, resolver=OneLookup()),
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0, resolver=ThreadPerLookup()),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=timeout_s),

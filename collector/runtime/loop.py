@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from .tasks import Health
@@ -58,6 +59,21 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_own_thread(work: Callable[[], T]) -> T:
+    """Do what may hang: in a thread that ends with the process, and holds none of the loop's few threads."""
+    done: Future[T] = Future()
+    done.set_running_or_notify_cancel()  # it goes on if the caller gives up
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 -- the caller gets it
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(done)
 
 
 class Background:

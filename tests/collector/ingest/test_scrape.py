@@ -252,7 +252,6 @@ def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it
 
 
 def test_where_no_name_server_answers_pages_and_packed_exports_are_taken_all_the_same(tmp_path, monkeypatch):
-    """A lookup holds a thread until it ends by itself, and there is one at a time."""
     answered, begun, look_up = threading.Event(), [], socket.getaddrinfo
 
     def unanswered(host, *rest, **more):
@@ -262,10 +261,12 @@ def test_where_no_name_server_answers_pages_and_packed_exports_are_taken_all_the
         return look_up("127.0.0.1" if str(host).endswith(".example") else host, *rest, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", unanswered)
-    names = ",".join(f"http://vllm-{number}.example:1" for number in range(40))
+    names = [f"http://vllm-{number}.example:1" for number in range(40)]
     with (
         PageServer(lambda *_: (200, {}, PAGE)) as known,
-        running_sidecar(tmp_path, SCRAPE=f"[{names},{known.url}]", SCRAPE_INTERVAL_S="0.3") as sidecar,
+        running_sidecar(
+            tmp_path, SCRAPE=f"{[*names, f'http://localhost:{known.port}']}", SCRAPE_INTERVAL_S="0.3"
+        ) as sidecar,
     ):
         try:
             eventually(lambda: begun)

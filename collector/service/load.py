@@ -44,7 +44,7 @@ PROCESSES_MAX: Final = 128
 REQUESTS_MAX: Final = 4096
 """Of each process: the newest, by which it is told whom each of them met."""
 REQUESTS_MIN: Final = 5
-"""Fewer finished requests are no mix."""
+"""Fewer finished requests are no mix; nor is what is left of so many after ``FORGET_NS`` of steps alone."""
 _TOKENS_MAX: Final = 1e9
 _PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
 """Telemetry that tells all prompt tokens computed."""
@@ -254,9 +254,10 @@ def _keep_newest(known: dict[str, T], name: str, value: T) -> None:
 
 def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:
     """The mix of what the processes were asked; None where that is too little."""
-    if sum(process.requests for process in processes) < REQUESTS_MIN:
-        return None
     total = _Sums(*map(sum, zip(*(process.load() for process in processes if process.requests), strict=True)))
+    is_over = min(total.requests, total.prompt_tokens) < REQUESTS_MIN * 0.5 ** (FORGET_NS / HALF_LIFE_NS)
+    if is_over or sum(process.requests for process in processes) < REQUESTS_MIN:
+        return None
     computed = total.prompt_tokens - total.cached_tokens
     if is_prefill_known and total.prefill_tokens:
         computed = min(total.prefill_tokens, total.prompt_tokens)

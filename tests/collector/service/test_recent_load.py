@@ -123,6 +123,9 @@ def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
     assert load.mixes([CONFIG], NOW)
     assert load.mixes([CONFIG], NOW + 4 * 60 * 10**9)
     assert not load.mixes([CONFIG], NOW + 5 * 60 * 10**9)
+    steps = columns_of(run_engine(many_jobs(5)))
+    steps["unix_ns"] += NOW
+    assert mix_after(Telemetry("vllm-0", {}, steps=steps), stock()) is None, "nothing was asked of those that run"
 
 
 def test_a_recorded_page_alone_tells_the_load_of_its_requests():

@@ -8,8 +8,8 @@
     w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
-    a change is confirmed where S+ or S- reaches 9; it began with the block after the last at which both were 0, its
-    log gain is the median of m since, unless that is below 6 %; both sums start over
+    a change is confirmed where S+ or S- reaches 9; it began with the block from which on that sum was the larger one,
+    its log gain is the median of m since, unless that is below 6 %; both sums start over
 
 One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
 longer. Neighbouring rows share their noise, which w knows and a spread of rows would not: with 4 % in place of w, the
@@ -105,7 +105,7 @@ class ChangeTest(Stateful):
     Attributes:
         waiting: e, weight and end of rows that do not fill a block yet, (n, 3).
         up, down: S+ and S-.
-        medians: m of the blocks since both were 0.
+        medians: m of the blocks since the larger one is it.
         began_ns: end of the first row of these.
         mean_abs, blocks: w and k.
         rows: how many are a block.
@@ -142,24 +142,24 @@ class ChangeTest(Stateful):
             below = block[block[:, 0].argsort(), :2]
             median = below[np.searchsorted(below[:, 1].cumsum(), 0.5 * share * self.rows), 0]
             first_ns, last_ns = block[[0, -1], 2].tolist()
-            if not self.rises:
-                self.medians, self.began_ns = [], first_ns
-            if self._alarms(float(median), share):
+            if self._alarms(float(median), share, first_ns):
                 gain, block_ns = median_of(self.medians), (last_ns - self.began_ns) / len(self.medians)
                 if abs(gain) >= GATE:
                     return Change(gain, round(self.began_ns), max(round(2.0 * block_ns), 0))  # a clock may go back
                 self.restart()
         return None
 
-    def _alarms(self, m: float, share: float) -> bool:
+    def _alarms(self, m: float, share: float, first_ns: float) -> bool:
         said, scale = share * m, max(self.mean_abs, _USUAL_MIN)
         rate = 1.0 / min(self.blocks + FEW_ROWS, MEMORY_ROWS)
         self.mean_abs += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.mean_abs) - self.mean_abs)
         self.blocks += 1
-        self.medians = [*self.medians, m][-MEMORY_ROWS:]
-        z = min(max(said / scale, -_Z_MAX), _Z_MAX)
+        z, before = min(max(said / scale, -_Z_MAX), _Z_MAX), self.up - self.down
         self.up = min(max(0.0, self.up + z - _SLACK), self._limit)
         self.down = min(max(0.0, self.down - z - _SLACK), self._limit)
+        if before * (self.up - self.down) <= 0.0:
+            self.medians, self.began_ns = [], first_ns
+        self.medians = [*self.medians, m][-MEMORY_ROWS:]
         if self._river is not None:
             self._river.update(z)
             return bool(self._river.drift_detected)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from online import RowBlock
+from online.change import ChangeTest
 from tests.support.banks import STEP, features_of, learned, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.uneven_steps import STEADY, of_columns, plain, ramp, since, uneven, work
@@ -70,6 +71,16 @@ def test_a_confirmed_change_is_published_with_the_time_at_which_it_began():
     drift = drift_after(rows)
     late_ns = drift.last_unix_nano - int(rows.end_ns[1500])
     assert abs(late_ns) <= drift.last_within_s * 1e9 < rows.end_ns[1600] - rows.end_ns[1500]
+
+
+def test_a_change_is_told_by_the_blocks_since_its_sum_was_the_larger_one():
+    """Medians of schedule_time of a recording whose level wandered before it fell: both sums were not 0 for long."""
+    wandered = [*(0.03, -0.03) * 32, -0.104, -0.049, -0.092, -0.039, 0.171, -0.008]
+    fell = [-0.14, -0.089, -0.226, -0.258, -0.292, -0.316]
+    e = np.array(wandered + fell)
+    change = ChangeTest("cusum", 1).learn(e, np.ones(len(e)), np.arange(len(e)))
+    assert change.log_gain == pytest.approx(-0.242)
+    assert change.began_ns == len(wandered)
 
 
 @pytest.mark.parametrize(

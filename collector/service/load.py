@@ -127,7 +127,7 @@ def _sums_between(start: Counted, end: Counted) -> _Sums:
 class _Process:
     """What one process said, as of its newest event, and when that came, by the clock here; 0 in a recording."""
 
-    sums: _Sums = _NOTHING
+    sums: Floats = field(default_factory=lambda: np.zeros(len(_NOTHING)))
     newest_unix_ns: int = 0
     arrived_unix_ns: int = 0
     requests: float = 0.0
@@ -137,10 +137,9 @@ class _Process:
 
     def add(self, unix_ns: int, sums: _Sums) -> None:
         """Add what happened at a time."""
-        newest_unix_ns = max(self.newest_unix_ns, unix_ns)
-        kept, weight = (0.5 ** ((newest_unix_ns - at) / HALF_LIFE_NS) for at in (self.newest_unix_ns, unix_ns))
-        self.sums = _Sums(*(kept * old + weight * new for old, new in zip(self.sums, sums, strict=True)))
-        self.newest_unix_ns = newest_unix_ns
+        ahead = (unix_ns - self.newest_unix_ns) / HALF_LIFE_NS
+        self.sums = self.sums * 0.5 ** max(ahead, 0.0) + np.array(sums) * 0.5 ** max(-ahead, 0.0)
+        self.newest_unix_ns = max(self.newest_unix_ns, unix_ns)
         self.requests += sums.requests
 
     def add_core(self, span: CoreSpan) -> None:
@@ -173,14 +172,15 @@ class _Process:
 
     def load(self) -> _Sums:
         """The sums; where neither steps nor pages said whom a request met, with what the requests say of it."""
-        if not self.in_flight or self.sums.decoding:
-            return self.sums
+        sums = _Sums(*self.sums.tolist())
+        if not self.in_flight or sums.decoding:
+            return sums
         ends_s = np.sort(np.array(self.in_flight), axis=0)
         moments_s = np.sort(ends_s, axis=None)
         queued, scheduled, finished = (np.searchsorted(column, moments_s[:-1], side="right") for column in ends_s.T)
         running = scheduled - finished
         weight_s = np.diff(moments_s) * 0.5 ** ((self.newest_unix_ns / 1e9 - moments_s[1:]) / (HALF_LIFE_NS / 1e9))
-        return self.sums._replace(**_met(running * weight_s, running, queued - scheduled))
+        return sums._replace(**_met(running * weight_s, running, queued - scheduled))
 
 
 class RecentLoad:

@@ -46,6 +46,12 @@ def learn(sidecar, payloads, rows):
     return step_time(sidecar)
 
 
+def of_one_generation(sidecar, *paths):
+    """What the pages say, and the snapshot, if no newer one came meanwhile."""
+    snapshot, *pages = (get(sidecar.http_port, path) for path in ("/snapshot", *paths))
+    return (snapshot, *pages) if get(sidecar.http_port, "/snapshot") == snapshot else None
+
+
 def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_said(tmp_path, engines, caplog):
     caplog.set_level(logging.INFO)
     soon = {"ALLOWED_LATENESS_S": "0.2", "IDLE_TIMEOUT_S": "1"}
@@ -58,14 +64,13 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
     clause = "its engines disagree: engine slow takes 3.0 × as long as the others"
     with running_sidecar(tmp_path, **soon) as sidecar:  # a restart does not forget it
         assert learn(sidecar, is_load_balanced(engines, (1.0, 3.0), steps=160), 3300).drift.count == 0
-        page, told = (get(sidecar.http_port, path).decode() for path in ("/", "/readyz"))
-        metrics, document = (get(sidecar.http_port, path) for path in ("/metrics", "/snapshot"))
+        document, page, told, metrics = eventually(lambda: of_one_generation(sidecar, "/", "/readyz", "/metrics"))
     config = tracefit.load(document).config()
     assert (config.usable, config.reasons[0]) == (False, clause)
     assert config.verdict.outliers[0].term == "all"
     outliers = [f"tiny: {engine.text}" for engine in config.verdict.outliers]
     assert json.loads(told)["news"] == [f"tiny: not usable: {clause}", *outliers]
-    assert clause in page
+    assert clause in page.decode()
     of_slow = (line for line in metrics.decode().splitlines() if line.startswith("tracefit_replica_speed_ratio{"))
     [apart] = [line for line in of_slow if 'instance="slow"' in line]
     assert float(apart.rsplit(" ", 1)[1]) == pytest.approx(3.0, rel=0.1)

@@ -79,8 +79,8 @@ def _logarithmic(value: float) -> float:
 
 
 def _ticks(values: Sequence[float], unit: str = "us") -> list[tuple[float, str]]:
-    """Of an axis, all in the unit of the largest."""
-    return [(value, coefficient(value, unit, like=max(values)).partition("/")[0]) for value in values]
+    """Of an axis, each in its own unit: more digits have no room."""
+    return [(value, coefficient(value, unit).partition("/")[0]) for value in values]
 
 
 class Part(NamedTuple):

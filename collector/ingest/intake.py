@@ -57,6 +57,7 @@ class Intake:
         self._memory = memory
         self._unix_nano = unix_nano
         self._computing = asyncio.Lock()
+        self._computed_bytes = 0
 
     def _refuses(self) -> Answer | None:
         """Why nothing is taken at this moment, whatever it is."""
@@ -143,13 +144,17 @@ class Intake:
     async def compute(self, work: Callable[[bytes], T], data: bytes) -> T | Answer:
         """Do in a thread what may take seconds for a large message.
 
-        One at a time, since several would only keep the loop waiting. A large one does not wait for another, which
-        would hold the room of others meanwhile.
+        One at a time, since several would only keep the loop waiting. Large ones wait as far as they are not more than
+        two of the largest size: they hold the room of others meanwhile.
         """
-        if len(data) > LARGE_BYTES and self._computing.locked():
+        if len(data) > LARGE_BYTES and self._computed_bytes + len(data) > 2 * self.message_bytes_max:
             return answer(Outcome.QUEUE_FULL)
-        async with self._computing:
-            return await asyncio.to_thread(work, data)
+        self._computed_bytes += len(data)
+        try:
+            async with self._computing:
+                return await asyncio.to_thread(work, data)
+        finally:
+            self._computed_bytes -= len(data)
 
     async def _admit(self, export: Export) -> Answer | None:
         refused = self._refuses()

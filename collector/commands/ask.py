@@ -62,7 +62,7 @@ def _meant(path: Path) -> str:
     return ""
 
 
-def load_whole(source: str, token_file: Path | None = None) -> WholeSnapshot:
+def load_whole(source: str, token_file: Path | None) -> WholeSnapshot:
     """The same with all that it holds, also what no client asks for; StartError if it is not of this version."""
     loaded = load_snapshot(source, token_file)
     try:

@@ -118,8 +118,8 @@ _OUTCOMES = {
 async def fetch_states(
     sources: Sequence[StateSource],
     directory: Path,
-    token: Callable[[], str | None] = str,
-    done: Callable[[int], None] = lambda _: None,
+    token: Callable[[], str | None],
+    done: Callable[[int], None],
 ) -> list[Path | FleetSource]:
     """Where each state lies now in an empty directory, or why there is none; ``CONNECTIONS`` at a time.
 

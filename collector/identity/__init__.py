@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from .experts import Fact, unknown_experts
 from .resolver import (
-    IDENTITY,
     ConfigResolver,
     EngineFacts,
     FactSource,
@@ -14,7 +13,6 @@ from .resolver import (
 )
 
 __all__ = [
-    "IDENTITY",
     "ConfigResolver",
     "EngineFacts",
     "Fact",

@@ -263,7 +263,7 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     A file hf_quant_config.json beside it says how the weights are quantized where config.json does not.
 
     Raises:
-        ValueError: a file cannot be read, is not JSON, or contradicts itself.
+        ValueError: a file cannot be read, is not JSON, or has a number that cannot be.
     """
     config = read_json(path / "config.json" if path.is_dir() else path)
     beside = (path if path.is_dir() else path.parent) / _QUANTIZATION_FILE

@@ -329,7 +329,7 @@ class Joiner:
         """Whether pages count the requests of all those whose spans this configuration is learned from."""
         return all(each.is_counted for each in self.api_processes.values() if each.config_id in ("", config_id))
 
-    def engine_of(self, instance: str, recording: str = "") -> Engine | None:
+    def engine_of(self, instance: str, recording: str) -> Engine | None:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))
         return engine if engine is None or engine.duplicate_of is None else self.engines.get(engine.duplicate_of.key)

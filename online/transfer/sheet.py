@@ -185,7 +185,7 @@ def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
     return float(np.sqrt(squares @ weight / max(float(weight.sum()), TINY)))
 
 
-def capped(sums: Floats, rows: Floats, *, hidden: bool = False) -> SufficientStatistics:
+def capped(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
     """Statistics from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
     p = sums.shape[1] - 2
     squares = sums[:, p, p]
@@ -213,7 +213,7 @@ def _levels(sums: Floats) -> Floats:
     return levels
 
 
-def evidence_of(learner: RlsLearner, *, hidden: bool = False) -> SufficientStatistics | None:
+def evidence_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | None:
     """What the statistics of a learner of ``portable`` say; None before there are any.
 
     Phases belong to the stamps of one server: they are taken out at their estimate.

@@ -157,12 +157,15 @@ def test_a_short_burst_is_no_change_of_speed(lasting):
     assert changes(rows) == 0
 
 
-def test_a_short_burst_of_slow_prefills_is_no_change_of_speed():
+def test_a_short_burst_of_slow_prefills_is_no_change_of_speed_and_a_long_one_is_one_of_prefill():
     rows = steps(4000, 17, noise=0.03).rows
     with_prefill = np.flatnonzero(rows.raw[:, STEP_FEATURES.index("prefill_tokens")] > 0)
-    burst = with_prefill[with_prefill > 2000][:72]
-    rows.elapsed_us[burst] *= 1.6
+    slow = with_prefill[with_prefill > 2000]
+    rows.elapsed_us[slow[:72]] *= 1.6
     assert changes(rows) == 0
+    rows.elapsed_us[slow[72:]] *= 1.6
+    drift = told(learned(rows)).drift
+    assert (drift.count, drift.term) == (1, "prefill_tokens")
 
 
 def test_another_mix_is_no_change_of_speed():

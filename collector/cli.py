@@ -89,7 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
     try:
         code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
-    except (click.UsageError, questions.QuestionError, ConfigError, StartError, click.Abort, OSError) as error:
+    except (
+        ConfigError,
+        StartError,
+        click.UsageError,
+        click.Abort,
+        OSError,
+        questions.QuestionError,
+        UnicodeEncodeError,
+    ) as error:
         sentence, code = _refusal(error)
         note(sentence)
     return code
@@ -106,6 +114,8 @@ def _refusal(error: Exception) -> tuple[str, int]:
             return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
         case StartError():
             return f"error: {error}", EXIT_FAILED
+        case UnicodeEncodeError():
+            return f"error: cannot write: {error}; PYTHONIOENCODING=utf-8 prints all", EXIT_FAILED
         case OSError():
             if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -51,7 +51,7 @@ class Counts:
                 if value > 0.0 and labels.get("of") != "discovery":
                     reason = labels.get("reason") or labels.get("outcome") or labels.get("version", "")
                     self._by_name[name][reason] += int(value)
-        except ValueError as error:
+        except (ArithmeticError, LookupError, ValueError) as error:
             raise StartError(f"what answers is no page of metrics: {error}") from None
 
     def of(self, metric: table.Metric) -> Counter[str]:
@@ -117,6 +117,8 @@ def fetch(url: str, token: str | None) -> Page:
     """
     try:
         return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
+    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
+        raise StartError(f"{url} is no address: http://HOST:PORT is") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
         raise StartError(f"nothing answers at {url}: {str(error) or 'not in time'}; {ports}") from None

@@ -147,6 +147,7 @@ def test_a_server_is_told_the_one_command_that_it_needs_or_the_family_that_it_la
         (b"", 404, "404"),
         (b"up 1\n", 200, "neither a sidecar nor a server"),
         (b"tracefit_build_info{ 1\n", 200, "no page of metrics"),
+        (b"tracefit_build_info 1\nup +Inf\n", 200, "no page of metrics"),
     ],
 )
 def test_what_is_neither_is_one_sentence(page, status, word, capsys):

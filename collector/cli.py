@@ -112,10 +112,8 @@ def _refusal(error: Exception) -> tuple[str, int]:
             return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
         case ConfigError():
             return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
-        case StartError():
+        case StartError() | UnicodeEncodeError():  # the latter on a terminal whose encoding lacks a sign
             return f"error: {error}", EXIT_FAILED
-        case UnicodeEncodeError():
-            return f"error: cannot write: {error}; PYTHONIOENCODING=utf-8 prints all", EXIT_FAILED
         case OSError():
             if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -89,8 +89,8 @@ def find_config(identities: Sequence[Identity], which: str = "", *, model: str =
     alive = [index for index in fitting if index not in silent] or fitting
     if len(alive) == 1:
         return alive[0]
-    those = [*(alive or range(len(identities)))][:_LISTED]
-    listed = ", ".join(f"{identities[index].config_id} ({names[index]})" for index in those)
+    those = [f"{identities[index].config_id} ({names[index]})" for index in alive or range(len(identities))]
+    listed = ", ".join(those[:_LISTED]) + ", …" * (len(those) > _LISTED)
     asked = "".join(f" {word[:100]!r}" for word in (which, model, gpu) if word)
     how = "several configurations fit" if fitting else "no configuration fits"
     raise NotFoundError(f"{how}{asked}; the snapshot has {listed or 'none'}", several=bool(fitting))

@@ -141,8 +141,8 @@ class Engine(Emitter):
         """Its steps have the KV events of this publisher from now on, and what is older than they can be is dropped."""
         for process in self.processes:
             process.kv = publisher
-            if publisher is not None:
-                publisher.forget_before(process.event_unix_ns - 2 * self._settings.timeout_ns)
+        if publisher is not None:
+            publisher.forget_before(self.event_unix_ns - 2 * self._settings.timeout_ns)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 

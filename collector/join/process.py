@@ -166,7 +166,7 @@ class EngineProcess:
         self.is_exact |= bool((has_context & (steps["ts_done_ns"] > 0)).any())
         self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         if len(snapshots):
-            self.window.add_snapshots(snapshots)
+            self.window.add_snapshots(snapshots[np.isin(snapshots["step_id"], new)])
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""

@@ -17,7 +17,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
 from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
-from tests.support.toy_spans import columns_of, core_of
+from tests.support.toy_spans import STEP_SCOPE, Piece, columns_of, core_of, decoded, step_span
 
 COLUMN = {name: index for index, name in enumerate(STEP_FEATURES)}
 
@@ -242,3 +242,14 @@ def test_rows_are_held_until_the_pace_is_known_or_the_stream_ends(run):
     assert len(feed.block) == 0
     assert len(feed.advance(flush=True).block) > 20
     assert len(Feed(run).journeys().summaries().advance().block) > 64
+
+
+def test_snapshots_of_an_export_count_once_where_stamps_of_two_steps_are_swapped():
+    """Its steps are read in two parts then, both of one process."""
+    run = run_engine(many_jobs(20))
+    telemetry = decoded(Piece("a", STEP_SCOPE, step_span(run, 1, 40, snapshots=True)))
+    telemetry.steps["unix_ns"][[10, 11]] = telemetry.steps["unix_ns"][[11, 10]]
+    engine = Engine("a", "", 0, Config())
+    engine.add(telemetry)
+    scheduled = telemetry.steps["prefill_tokens"] + telemetry.steps["decode_tokens"]
+    assert engine.process.window.rebuilt["snapshot_tokens"][:40].tolist() == scheduled.tolist()

@@ -5,9 +5,9 @@ YAML file, the profile, the defaults. An unknown key or a value out of range is 
 key.
 
 With ``TRACEFIT_ON_ERROR=degrade`` a wrong configuration does not end the process: in a pod a sidecar that ends takes
-its vLLM out of service. Then the defaults hold, but for the directory and the address of the pages, if the environment
-has them. They open nothing that was to be closed: they receive on the loopback alone, and the pages are refused but
-for metrics and health.
+its vLLM out of service. Then the defaults hold, but for the directory, the address of the pages and the backend, if the
+environment has them. They open nothing that was to be closed: they receive on the loopback alone, and the pages are
+refused but for metrics and health.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ ENV_ON_ERROR: Final = "TRACEFIT_ON_ERROR"
 """Is no key, since a wrong file cannot tell it: ``degrade`` to start with the defaults."""
 _KEPT: Final = ("TRACEFIT_DIRECTORY", "TRACEFIT_PAGES")
 """Variables that hold beside the defaults: a pod may write nowhere else, and is probed there."""
+_PASSED_ON: Final = ("TRACEFIT_FORWARD", "TRACEFIT_FORWARD_HEADERS_FILE", "TRACEFIT_CA_FILE")
+"""These too, where they can be used: traces reach the backend that they are meant for, whatever fails here."""
 
 _SERVICE_LINK: Final = re.compile(
     r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
@@ -246,12 +248,12 @@ def load_or_degrade(
         if said == "exit":
             raise
         problem = f"the defaults hold: {error.key}: {error.problem}"
-        try:
-            defaults = load(None, {name: environ[name] for name in _KEPT if name in environ})
-            check(defaults)
-        except ConfigError:
-            defaults = Config()
-        return Loaded(defaults, problem)
+        for kept in ((*_KEPT, *_PASSED_ON), _KEPT):
+            with contextlib.suppress(ConfigError):
+                defaults = load(None, {name: environ[name] for name in kept if name in environ})
+                check(defaults)
+                return Loaded(defaults, problem)
+        return Loaded(Config(), problem)
     return Loaded(config)
 
 

@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from collector.app import Sidecar
@@ -42,14 +43,18 @@ def test_a_wrong_file_ends_the_start_on_a_terminal_and_in_a_pod_leaves_the_defau
         load_or_degrade(given, environ | {"TRACEFIT_ON_ERROR": "degarde"})
     wanted = {"LISTEN": "0.0.0.0:4317", "FORWARD": "grpc://tempo:4317", "PAGES": "0.0.0.0:1"}
     config, problem = load_or_degrade(given, environ | {f"TRACEFIT_{key}": value for key, value in wanted.items()})
-    assert config == Config(directory=str(tmp_path), pages="0.0.0.0:1"), "nothing is open that was to be closed"
+    kept = Config(directory=str(tmp_path), pages="0.0.0.0:1")
+    assert config == msgspec.structs.replace(kept, forward="grpc://tempo:4317"), "nothing is open that was to be closed"
     assert problem.startswith("the defaults hold: ")
 
 
-def test_a_wrong_variable_is_named_and_the_address_of_the_pages_is_another_where_it_is_the_wrong_one(environ):
+def test_a_wrong_variable_is_named_and_what_it_tells_is_the_default(environ):
     config, problem = load_or_degrade(None, environ | {"TRACEFIT_PAGES": "nowhere"})
     assert config == Config()
     assert "TRACEFIT_PAGES" in problem
+    config, problem = load_or_degrade(None, environ | {"TRACEFIT_FORWARD": "nowhere"})
+    assert (config.forward, config.directory) == ("", environ["TRACEFIT_DIRECTORY"])
+    assert "TRACEFIT_FORWARD" in problem
 
 
 def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):

@@ -125,6 +125,10 @@ def clock_set_back(before_s, after_s):
 INTERRUPTIONS = {
     "the next steps, ahead of time": (lambda: interrupted(180, ahead_s=120.0, later_ids=STEPS), 155, {}),
     "like a restart": (lambda: interrupted(90, ahead_s=10.0, later_ids=-100), 70, {JoinEvent.STEP_LATE: 0}),
+    "a neighbour now and then": (
+        lambda: [*interrupted(61, later_ids=60_000), said(60, steps=2, later_ids=60_000), *map(said, range(61, 120))],
+        *(95, {JoinEvent.ENGINE_RESTART: 0, JoinEvent.ENGINE_CONFLICT: 4}),
+    ),
     "a clock set back by an hour": (lambda: clock_set_back(0.0, -3600.0), 140, {JoinEvent.ENGINE_RESTART: 0}),
     "a hundred thousand steps lost": (
         lambda: [*map(said, range(30)), *map(said, range(2_030, 2_120))],

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from collector.decode import Export
-from collector.join.api_queueing import ApiQueueing, BusyArrival, with_fallbacks
+from collector.join.api_queueing import ARRIVALS_MAX, ApiQueueing, BusyArrival, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import LIMITS, facts, request_exports, serve, work_us
 from tests.support.pipelines import only_config, replayed
@@ -106,7 +106,8 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
 ):
     """A data sheet's 40 us a token on prompts of 300 that may all have been in the prefix cache."""
     queueing = ApiQueueing()
-    queueing.arrivals.extend(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60))
+    queueing.add_arrivals(BusyArrival(40_000.0 + n % 9, 10_000.0, 300.0, 3.0) for n in range(60 + ARRIVALS_MAX))
+    assert len(queueing.arrivals) == ARRIVALS_MAX
     found = with_fallbacks(None, [queueing], priced(40.0, status), hits_hidden=hidden)
     (intercept,) = found.models["portable"].features
     everything_us = 40_000.0 - 10_000.0 * 1.5

@@ -14,7 +14,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .spans import decode_exports
+from .spans import decode_exports, latest_unix_ns
 from .vocabulary import SpanEventKind
 from .wire import (
     LARGE_BYTES,
@@ -44,6 +44,7 @@ __all__ = [
     "decode_exports",
     "has_too_many_values",
     "json_to_protobuf",
+    "latest_unix_ns",
     "parts_by_emitter",
     "read_span_ends",
 ]

@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from collector.config import Config
-from collector.decode import Telemetry
+from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.fpm import ForwardPass
 from collector.decode.pages import ScrapedPage
 from collector.identity import ConfigResolver, FactSource
@@ -384,8 +384,13 @@ class Joiner:
         return JoinCheckpoint(kept, self._emitter_count, self._marks.to_checkpoint()).to_plain()
 
     @classmethod
-    def from_checkpoint(cls, plain: object, settings: Config, resolver: ConfigResolver | None = None) -> Joiner:
+    def from_checkpoint(
+        cls, plain: object, settings: Config, resolver: ConfigResolver | None = None, now_unix_ns: int = 0
+    ) -> Joiner:
         """Begin where an earlier process left off: rows that it emitted are not emitted again.
+
+        A mark that is later than events can be by now is left out: the clock here was set back, and all new rows end
+        before it.
 
         Raises:
             CheckpointError: this is no checkpoint that this version can read.
@@ -401,7 +406,9 @@ class Joiner:
             if kept.duplicate_of:
                 joiner.engines["", kept.instance].duplicate_of = joiner.engines.get(("", kept.duplicate_of))
         joiner._emitter_count = checkpoint.emitter_count
-        joiner._marks = RowWatermarks({("", instance): marks for instance, marks in checkpoint.marks})
+        latest = latest_unix_ns(now_unix_ns)
+        told = {("", name): {of: at for of, at in marks.items() if at <= latest} for name, marks in checkpoint.marks}
+        joiner._marks = RowWatermarks(told)
         return joiner
 
     @property

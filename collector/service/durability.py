@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -104,7 +105,8 @@ class Durability:
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
-        position = self.checkpoint.load(self._pipeline.from_checkpoint)
+        now_unix_ns = self._clock.unix_nano()
+        position = self.checkpoint.load(partial(self._pipeline.from_checkpoint, now_unix_ns=now_unix_ns))
         self._metrics.set(table.STATE_RESTORED, 1, self.checkpoint.restored)
         self._metrics.set(table.STATE_WRITTEN, self.checkpoint.restored_unix_s)
         if self.has_log:

@@ -215,8 +215,8 @@ class Pipeline:
             PROGRESS: msgspec.structs.asdict(position),
         }, position
 
-    def from_checkpoint(self, tree: Tree) -> Position:
-        """Continue from a checkpoint.
+    def from_checkpoint(self, tree: Tree, now_unix_ns: int = 0) -> Position:
+        """Continue from a checkpoint; 0: nobody knows what time it is.
 
         Returns:
             Where the log is read again.
@@ -227,7 +227,7 @@ class Pipeline:
         progress = part_of_tree(tree, PROGRESS)
         try:
             position = msgspec.convert(progress, Position)
-            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver)
+            joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver, now_unix_ns)
         except (CheckpointError, msgspec.ValidationError) as error:
             raise StateError(f"does not fit: {error}") from None
         self._bank.from_state(part_of_tree(tree, LEARNERS))

@@ -44,10 +44,10 @@ def client_of(recording: Path, directory: Path) -> tracefit.Config:
     return tracefit.load(out).configs[0]
 
 
-def restarted(pipeline: Pipeline, **settings) -> Pipeline:
+def restarted(pipeline: Pipeline, now_unix_ns: int = 0, **settings) -> Pipeline:
     """What goes on from its checkpoint."""
     again = new_pipeline(**settings)
-    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])))
+    again.from_checkpoint(decode(encode(pipeline.to_checkpoint()[0])), now_unix_ns)
     return again
 
 

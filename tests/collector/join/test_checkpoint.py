@@ -11,6 +11,7 @@ from collector.join import CheckpointError, Joiner, Rows
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, RowOutcome, Target
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
+from tests.support.clocks import T0_NS
 from tests.support.pipelines import new_pipeline, replayed, restarted
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
@@ -48,6 +49,20 @@ def test_rows_before_the_mark_are_counted_and_not_made_again_when_the_whole_log_
     assert first > 0
     assert counts[table.DROPPED_ROWS, RowDrop.LEARNED_BEFORE] >= 0.98 * first
     assert 0.99 * whole <= first + learned(counts) <= whole
+
+
+@pytest.mark.parametrize("first_step", [1, 2001])
+def test_an_engine_whose_host_s_clock_was_set_back_before_the_restart_is_learned_from(first_step):
+    """By a day; it is the same process or a new one."""
+    ahead = new_pipeline()
+    day = make_export(100, steps_per_span=20, begin_ns=T0_NS + 86_400 * 10**9)
+    ahead.process([Export(day.SerializeToString(), "peer", "grpc", 100)])
+    ahead.flush()
+    after = restarted(ahead, now_unix_ns=T0_NS + 3_600 * 10**9)
+    now = make_export(100, steps_per_span=20, first_step=first_step)
+    after.process([Export(now.SerializeToString(), "peer", "grpc", 100)])
+    after.flush()
+    assert learned(after.take_counts()) > 1_900
 
 
 def test_a_configuration_is_known_at_once_after_a_restart(before):

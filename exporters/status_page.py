@@ -200,7 +200,7 @@ def _what_if_view(
         "forms": [(name, form, query if name == asked else usual) for name, form in _FORMS.items()],
         "chosen": query.get("config", "") or first.config.config_id,
         "answer": _answer(snapshot, view, query, now) if asked in _FORMS else None,
-        "is_usual": bool(usual),
+        "is_usual": "prompt" in usual,
     }
 
 

@@ -10,16 +10,14 @@ A step is described by its prefill tokens P, its requests n and its tokens of de
 **Cell**, finer, for shape factors. Without prefill, by n rounded to an integer (half to even):
 
     n <= 16            decode:n                       every batch size is a kernel of its own
-    17 <= n <= 512     decode:LOW-HIGH                eights: 17-24, 25-32, …, 505-512 (the last reaches to 558, below)
-    n > 512            decode:LOW-HIGH                eight per octave: LOW = ceil(512 · 2^(k/8)), k >= 1
+    n > 16             decode:LOW-HIGH                eights: 17-24, 25-32, …, 889-896, and then 897+
 
 With prefill, by the octave of n (at most 11) and the half octave of P, k = floor(2 log2 P), at most 31:
 
     prefill:LOW-HIGH:TLOW-THIGH                       TLOW = ceil(2^(k/2)), THIGH = ceil(2^((k+1)/2)) - 1
 
-k = 1 holds no whole number, only means of several steps; its THIGH is below its TLOW, and it is named 1.5. The first
-class of several octaves (n beyond 512) begins at 559; 505 to 558 are one cell and it is named 505-558. The last class
-of each kind has no end and is named LOW+.
+k = 1 holds no whole number, only means of several steps; its THIGH is below its TLOW, and it is named 1.5. The last
+class of each kind has no end and is named LOW+.
 
 **Surface.** r_c rows of cell c were seen; P_c, n_c, C_c are the usual work of its steps, t_c their microseconds; s is
 what a token of context costs among steps of about one size, b_C where nobody said. Cells with prefill and cells without
@@ -81,7 +79,7 @@ _PER_OCTAVE = -math.log(8.0)
 _FALL_ERRORS = 4.0
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
-_DECODE_FIRST = (*range(1, 17), *range(17, 512, 8), *(math.ceil(512 * 2 ** (k / 8)) for k in range(1, 50)))
+_DECODE_FIRST = (*range(1, 17), *range(17, 898, 8))
 _DECODE_ENDS = (*_DECODE_FIRST[1:], 2 * _DECODE_FIRST[-1])
 _OCTAVES, _HALVES = range(12), range(32)
 _DECODE_SIZES = [0.5 * (first + end - 1) for first, end in zip(_DECODE_FIRST, _DECODE_ENDS, strict=True)]

@@ -1,5 +1,7 @@
 """The client's names of shapes are the learner's partition: what one publishes the other finds."""
 
+from itertools import chain
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from online.blocks import CELLS, cell_name, strata_of
 from online.blocks import stratum_name as published_stratum
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
-from tracefit.shapes import stratum_name
+from tracefit.shapes import _cells, stratum_name
 
 REQUESTS = [*range(1, 700), 1000, 1535, 2047, 2048, 4095, 4096, 20_000, 35_733, 35_734, 60_000]
 TOKENS = [*range(1, 400), *(2**k + d for k in range(9, 20) for d in (-1, 0, 1)), 46_340, 46_341, 10**6]
@@ -28,6 +30,11 @@ def test_strata_have_the_names_that_intervals_are_published_by():
     strata, _ = strata_of(Target.STEP_TIME, RowBlock.of_lines(raw, np.ones(len(given))))
     for stratum, step in zip(strata.tolist(), given, strict=True):
         assert published_stratum(stratum) == stratum_name(*step)
+
+
+def test_shapes_have_the_names_that_factors_are_published_by():
+    decodes, prefills = _cells()
+    assert [cell.name for cell in chain(decodes, *prefills)] == [*map(cell_name, range(1, CELLS))]
 
 
 def with_factor(factor, *names):

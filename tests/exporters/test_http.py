@@ -3,6 +3,7 @@
 import http.client
 import json
 import socket
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -133,14 +134,22 @@ def test_more_callers_than_there_are_places_are_all_answered(monkeypatch):
         assert set(pool.map(call, range(96))) == {200}
 
 
-def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout(monkeypatch):
+@pytest.mark.parametrize("asked", ["/big", "/long"])
+def test_a_reader_of_one_byte_at_a_time_and_a_page_that_takes_long_keep_nobody_out(asked, monkeypatch):
+    begun, over = threading.Event(), threading.Event()
+
+    def long(_):
+        begun.set()
+        over.wait(200)
+        return plain(HTTPStatus.OK)
+
     monkeypatch.setattr("collector.runtime.http.CONNECTIONS_MAX", 1)
     body = b"x" * 64_000_000  # more than the socket buffers of both ends hold
-    routes = {"/big": lambda _: plain(HTTPStatus.OK, body.decode()), "/": lambda _: plain(HTTPStatus.OK)}
+    routes = {"/big": lambda _: plain(HTTPStatus.OK, body.decode()), "/long": long, "/": lambda _: plain(HTTPStatus.OK)}
     with serving(routes) as server:
         slow = socket.create_connection(("127.0.0.1", server.port), 60)
-        slow.sendall(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert slow.recv(1) == b"H"
+        slow.sendall(f"GET {asked} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert begun.wait(60) if asked == "/long" else slow.recv(1) == b"H"
         give_up_s = time.monotonic() + 100
         status = None
         while status is None and time.monotonic() < give_up_s:
@@ -150,4 +159,5 @@ def test_a_reader_of_one_byte_at_a_time_is_dropped_after_the_timeout(monkeypatch
             except (OSError, http.client.HTTPException):
                 continue  # refused while the only place is taken
         slow.close()
+        over.set()
     assert status == 200

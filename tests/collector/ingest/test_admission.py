@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.budget import ReceiveBudget
+from collector.ingest.budget import BudgetFull, ReceiveBudget
 from collector.ingest.intake import Intake
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
@@ -126,7 +126,8 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
     assert queue.take(CAPACITY, 0).items == ["large"]
 
 
-def test_the_connection_that_received_least_of_late_goes_first():
+def test_the_connection_that_received_least_of_late_goes_first_and_who_sends_nothing_makes_room(monkeypatch):
+    monkeypatch.setattr("collector.ingest.budget.STALLED_S", 0.05)
     order = []
 
     async def receive(budget, connection, size_bytes, arrived):
@@ -146,9 +147,15 @@ def test_the_connection_that_received_least_of_late_goes_first():
         await asyncio.sleep(0)
         arrived.set()
         await asyncio.gather(*held, *waiting)
+        nothing = asyncio.Event()
+        silent = [asyncio.create_task(receive(budget, f"silent {n}", 1, nothing)) for n in range(4)]
+        await asyncio.sleep(0)
+        await receive(budget, "honest", 1, arrived)
+        assert {type(each) for each in await asyncio.gather(*silent, return_exceptions=True)} == {BudgetFull}
 
     asyncio.run(scenario())
-    assert order[-3:] == ["quiet", "loud", "loud"]
+    assert order[5:8] == ["quiet", "loud", "loud"]
+    assert order[-1] == "honest"
 
 
 def test_large_messages_are_received_one_after_the_other_since_each_is_held_twice_for_a_moment():

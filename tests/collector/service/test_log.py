@@ -5,6 +5,7 @@ import random
 import struct
 import zlib
 
+import msgspec
 import pytest
 
 from collector.decode import Export
@@ -123,7 +124,10 @@ def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
         again.close()
 
 
-@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x96\x02\xa1\xff\xa1b\x01\x01\xc4\x00"])
+FAR_AHEAD = msgspec.msgpack.encode((1 << 40, "a", "b", 1, 1, b""))
+
+
+@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x96\x02\xa1\xff\xa1b\x01\x01\xc4\x00", FAR_AHEAD])
 def test_an_entry_that_a_sender_made_up_inside_of_its_own_ends_no_start(tmp_path, meta):
     log = opened(tmp_path)
     forged = b"\xf1tf\x02" + struct.pack("<II", len(meta), zlib.crc32(meta)) + meta

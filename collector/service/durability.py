@@ -105,7 +105,8 @@ class Durability:
     def start(self) -> None:
         """Take the directory, restore, find the log's rest, begin to write."""
         self._directory.take()
-        now_unix_ns = self._clock.unix_nano()
+        # what a log has is read again: its marks hold, also those of a clock that was set back
+        now_unix_ns = 0 if self.has_log else self._clock.unix_nano()
         position = self.checkpoint.load(partial(self._pipeline.from_checkpoint, now_unix_ns=now_unix_ns))
         self._metrics.set(table.STATE_RESTORED, 1, self.checkpoint.restored)
         self._metrics.set(table.STATE_WRITTEN, self.checkpoint.restored_unix_s)

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from online.blocks import median_of
+from online.blocks import Design, median_of
 from online.constants import APART, ENGINES_MAX, FEW_ROWS, MAD_TO_SD, NOISE_ROWS, SURE_SD, TINY, WORTH
 from online.errors import PrequentialError
 from online.moved_term import MovedTerm, is_of_prefill, moved_term
@@ -57,12 +57,11 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     """Add what ``other`` knows; both have no partial block. ``other`` is used up. First fits end."""
     for learner in (into, other):
         learner.fit_held_rows(last=True)
-    if other.holding:  # too few rows for a fit of their own
-        return
-    if into.holding:
+    few = other.held if other.holding else into.held  # too few for a fit of their own: they are learned as any others
+    if into.holding and not other.holding:
         for name in (*RlsLearner.SAVED, "held"):
             setattr(into, name, getattr(other, name))
-    else:
+    elif not other.holding:
         if not side_by_side:
             earlier, later = (into, other) if other_is_later else (other, into)
             earlier.sums *= 2.0 ** -later.half_lives()
@@ -70,6 +69,8 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
             earlier.fit.strata.decay(later.fit.strata.clock)
             earlier.fit.score_covariance.decay(later.fit.strata.clock)
         _add_statistics(into, other)
+    if few is not None:
+        into.learn(Design.of(into.features, few))
     into.drift = into.drift.restarted()
 
 

@@ -179,3 +179,13 @@ def test_means_and_bands_of_streams_that_follow_each_other_are_those_of_one_lear
     assert both.mean_us == pytest.approx(one.mean_us, rel=0.002)
     assert both.mean_factor == pytest.approx(one.mean_factor, rel=0.002)
     assert (both.interval.p10, both.interval.p90) == pytest.approx((one.interval.p10, one.interval.p90), rel=0.005)
+
+
+def test_rows_too_few_for_a_fit_of_their_own_are_learned_in_either_order():
+    """Forty engines that tell two rows each, as of requests that arrive while no step runs."""
+    rows = steps(80, 4).rows
+    parts = [state(rows.slice(start, start + 2), f"e{start}") for start in range(0, 80, 2)]
+    for order in (parts, parts[::-1]):
+        model = step_time(order).models["portable"]
+        assert model.rows == 80
+        assert [feature.coefficient for feature in model.features] == pytest.approx(BETA, rel=0.3)

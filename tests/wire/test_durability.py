@@ -253,14 +253,19 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
     assert "Lost" not in caplog.text
 
 
-def test_a_writer_that_hangs_makes_the_process_not_alive(tmp_path, monkeypatch):
+def test_a_writer_that_hangs_makes_the_process_not_alive_and_nothing_is_piled_up_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.service.durability.CHECK_IN_TIMEOUT_S", 1.0)
     monkeypatch.setattr("collector.service.durability.PAUSE_S", 0.1)
     with running_sidecar(tmp_path, files := BadDisk("replace"), CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 1)
         eventually(lambda: sidecar.health.late() == (WRITER,))
+        send(sidecar, 101)
+        eventually(lambda: sidecar._keeper._dirty)
+        time.sleep(0.5)
+        waiting = len(sidecar._keeper._pending)
         files.is_well.set()
         eventually(sidecar.health.alive)
+    assert waiting == 1
 
 
 def test_readiness_names_the_snapshot_file_that_cannot_be_written_as_long_as_it_cannot(tmp_path):

@@ -72,8 +72,8 @@ def test_a_full_log_refuses_and_takes_again_when_a_checkpoint_has_learned(tmp_pa
 
 
 def damaged(rng, directory):
-    """One of eight damages to one segment, or to the file with the newest number."""
-    path = rng.choice(segments(directory))
+    """One of eight damages to one segment or to the file with the newest number."""
+    path = rng.choice([*segments(directory), directory / "log.head"])
     data = path.read_bytes()
     cut, size = rng.randrange(len(data)), rng.randrange(1, 400)
     kind = rng.randrange(8)

@@ -148,9 +148,9 @@ class WarmUp:
         if not self._held or not (self.over or flush or sum(map(len, self._held)) >= self.rows_min):
             return RowBlock.empty(STEP_FEATURES)
         block, self._held = RowBlock.concatenate(self._held), []
-        if self.over or not len(block):
+        was_over, self.over = self.over, True
+        if was_over or not len(block):
             return block
-        self.over = True
         pace_us = block.elapsed_us / block.steps
         compiling = (block.elapsed_us > _LONG_US) & (pace_us > _LONG_RATIO * median_of(pace_us))
         compiling[_FIRST_ROWS:] = False

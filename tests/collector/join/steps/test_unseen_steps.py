@@ -3,9 +3,11 @@
 import pytest
 
 from collector.evaluate.systems import NINE, design
+from collector.join.rows import WarmUp
 from collector.service.pipeline import make_pipeline
+from collector.telemetry import Counts
 from online.features import build
-from online.rows import STEP_FEATURES, Target
+from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.support.models import configuration_of_captures
 from tests.support.pipelines import only_config, replayed, step_rows
 from tests.support.recordings import otlp_file
@@ -45,3 +47,10 @@ def test_where_journeys_tell_of_prompts_their_price_is_weak_unless_steps_show_th
     config = only_config(replayed(exports_of(pieces(run, apis=False, **sent))))
     (price,) = (each for each in config.targets["step_time"].models["portable"].features if "prefill" in each.name)
     assert (config.prefix_hits_hidden, price.reason == "hidden_prefix_hits") == (hidden, hidden)
+
+
+def test_a_warm_up_ends_with_the_telemetry_although_no_row_came_of_it():
+    """The requests of its engine wait for it, and have rows of their own."""
+    warm_up = WarmUp(rows_min=64)
+    warm_up.pass_through([RowBlock.empty(STEP_FEATURES)], Counts(), flush=True)
+    assert warm_up.over

@@ -277,11 +277,13 @@ def test_readiness_names_the_snapshot_file_that_cannot_be_written_as_long_as_it_
         eventually(lambda: "snapshot_problem" not in ready(sidecar))
 
 
-def test_a_state_that_cannot_be_encoded_is_said_by_readiness_and_ends_no_receiving(tmp_path, monkeypatch):
+def test_a_state_that_cannot_be_encoded_is_said_and_tried_again_and_ends_no_receiving(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.service.durability.encode", lambda _: 1 / 0)
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 1)
         eventually(lambda: ready(sidecar).get("unsaved") == "state could not be encoded")
+        monkeypatch.undo()
+        eventually(lambda: "unsaved" not in ready(sidecar))
         send(sidecar, 101)
     assert rows(tmp_path)[1] == 199
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from collector.decode import Export
-from collector.join.api_queueing import ARRIVALS_MAX, ApiQueueing, BusyArrival, with_fallbacks
+from collector.join.api_queueing import ARRIVALS_MAX, HANDOFFS_MAX, ApiQueueing, BusyArrival, with_fallbacks
 from online import FeatureSnapshot, ModelSnapshot, TargetSnapshot
 from tests.support.gpu_server import LIMITS, facts, request_exports, serve, work_us
 from tests.support.pipelines import only_config, replayed
-from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
+from tests.support.toy_engine import many_jobs, run_engine
+from tests.support.toy_spans import STOCK_SCOPE, Piece, api_of, core_of, exports_of, stock_span
 from tests.support.vllm_scheduler import Engine, Traffic
 from tests.support.vllm_senders import span_exports, step_exports
 
@@ -140,3 +141,12 @@ def test_prompts_that_take_longer_than_their_tokens_and_steps_are_not_usable_fro
         request.made = 1 + tokens_a_step * (request.made - 1)
     doubts = published_by(send(engine, facts("llama8b-h100"))).doubts
     assert is_usable == (not [doubt for doubt in doubts if "a short prompt takes more than a step" in doubt])
+
+
+def test_where_hardly_a_request_finds_the_engine_idle_the_newest_handoffs_stand_in():
+    run, queueing = run_engine(many_jobs(5)), ApiQueueing()
+    for job in run.jobs * HANDOFFS_MAX:
+        queueing.add(core_of(run, job), api_of(run, job))
+    assert len(queueing.handoffs_us) == HANDOFFS_MAX
+    (intercept,) = with_fallbacks(None, [queueing]).models["portable"].features
+    assert (intercept.coefficient, intercept.status) == (pytest.approx(400.0), "weak")

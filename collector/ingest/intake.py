@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final, TypeVar
+from typing import Final
 
 from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from collector.runtime import MemoryGuard
@@ -18,8 +18,6 @@ from .budget import BudgetFull, ReceiveBudget, Receiving
 from .forward import Forwarder
 from .queue import BATCH_BYTES, AdmissionQueue
 from .status import Answer, answer
-
-T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -56,8 +54,8 @@ class Intake:
         self._metrics = metrics
         self._memory = memory
         self._unix_nano = unix_nano
-        self._computing = asyncio.Lock()
-        self._computed_bytes = 0
+        self._looking = asyncio.Lock()
+        self._looked_at_bytes = 0
 
     def _refuses(self) -> Answer | None:
         """Why nothing is taken at this moment, whatever it is."""
@@ -119,9 +117,7 @@ class Intake:
         spans, outcome, refused = 0, Outcome.FAILED, None
         if signal is Signal.TRACES:
             is_small = len(payload) <= SMALL_BYTES
-            ends = read_span_ends(payload) if is_small else await self.compute(read_span_ends, payload)
-            if isinstance(ends, Answer):
-                return ends
+            ends = read_span_ends(payload) if is_small else await self._look_at(payload)
             if isinstance(ends, Outcome):
                 return answer(ends)
             spans = len(ends)
@@ -141,20 +137,20 @@ class Intake:
             return None
         return refused
 
-    async def compute(self, work: Callable[[bytes], T], data: bytes) -> T | Answer:
-        """Do in a thread what may take seconds for a large message.
+    async def _look_at(self, payload: bytes) -> list[int] | Outcome:
+        """Read the ends of its spans in a thread, which may take a second.
 
         One at a time, since several would only keep the loop waiting. Large ones wait as far as they are not more than
         two of the largest size: they hold the room of others meanwhile.
         """
-        if len(data) > LARGE_BYTES and self._computed_bytes + len(data) > 2 * self.message_bytes_max:
-            return answer(Outcome.QUEUE_FULL)
-        self._computed_bytes += len(data)
+        if len(payload) > LARGE_BYTES and self._looked_at_bytes + len(payload) > 2 * self.message_bytes_max:
+            return Outcome.QUEUE_FULL
+        self._looked_at_bytes += len(payload)
         try:
-            async with self._computing:
-                return await asyncio.to_thread(work, data)
+            async with self._looking:
+                return await asyncio.to_thread(read_span_ends, payload)
         finally:
-            self._computed_bytes -= len(data)
+            self._looked_at_bytes -= len(payload)
 
     async def _admit(self, export: Export) -> Answer | None:
         refused = self._refuses()

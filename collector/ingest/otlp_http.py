@@ -23,7 +23,7 @@ from grpc import StatusCode
 from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
-from collector.decode import has_too_many_values, json_to_protobuf
+from collector.decode import SMALL_BYTES, has_too_many_values, json_to_protobuf
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
@@ -56,6 +56,7 @@ NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length"
 NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
+BUSY = answer(Outcome.QUEUE_FULL, "JSON of others is being parsed")
 NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
 
 
@@ -87,6 +88,7 @@ class _ExportHandler:
     def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
         self._intake = intake
         self._tokens = tokens
+        self._parsing = asyncio.Lock()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
         """Look at the head, have the body read and taken in, and answer."""
@@ -129,7 +131,10 @@ class _ExportHandler:
             body = await asyncio.to_thread(inflate, received, self._intake.message_bytes_max)
         if request.content_type != JSON or isinstance(body, Answer):
             return body
-        return await self._intake.compute(_protobuf_of, body)
+        if len(body) > SMALL_BYTES and self._parsing.locked():
+            return BUSY  # many large ones that wait would hold the room of others
+        async with self._parsing:
+            return await asyncio.to_thread(_protobuf_of, body)
 
 
 def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:

@@ -10,7 +10,8 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
 **Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
 steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
 as steps have a prompt. Outside of what was seen, and where rows were means, so that the answer rests on the
-coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL.
+coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL; those of
+the form only where rows were means.
 
 Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
 does not hold that. ITL's lower end does: with g = min(n p, T) tokens of prompts in one step, which takes
@@ -231,7 +232,9 @@ class RequestTimes:
     def _spreads(self, load: _Load) -> tuple[float, float]:
         """By which parts TTFT and ITL are off for their coefficients."""
         steps = self._steps
-        own, other = (steps.spread(piece, load.requests, load.context) for piece in (load.own, load.other))
+        own, other = (
+            steps.spread(piece, load.requests, load.context, form=steps.of_means) for piece in (load.own, load.other)
+        )
         return own, other
 
     def _gathered_itl(self, work: Workload, running: float) -> float:

@@ -131,7 +131,7 @@ class StepModel:
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
         band, outside = self.band(prefill, batch, context), self.outside(prefill, batch, context)
         if outside:
-            band = unsure(band, band[0] * self.spread(prefill, batch, context))
+            band = unsure(band, band[0] * self.spread(prefill, batch, context, form=True))
         return Prediction(*band, outside, self.usable(outside, prefill, batch, context))
 
     def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
@@ -156,12 +156,13 @@ class StepModel:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
         return self.budget if self.budget < math.inf else max(_BUDGET_ASSUMED, 2.0 * requests)
 
-    def spread(self, prefill: float, requests: float, context: float) -> float:
-        """1.28 w of the module."""
+    def spread(self, prefill: float, requests: float, context: float, *, form: bool) -> float:
+        """1.28 w of the module, with ``form`` errors or not."""
         work = self.coefficients.work(prefill, requests, context)
         x = [work[each.name] for each in self.model.coefficients]
         variance = sum(a * sum(map(mul, row, x)) for a, row in zip(x, self.model.error_covariance, strict=True))
-        variance += sum((work[each.name] * (each.form_error or 0.0)) ** 2 for each in self.model.coefficients)
+        if form:
+            variance += sum((work[each.name] * (each.form_error or 0.0)) ** 2 for each in self.model.coefficients)
         by_coefficients_us = self.coefficients.step_us(prefill, requests, context)
         return NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 

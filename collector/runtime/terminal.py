@@ -85,7 +85,7 @@ def note(text: str) -> None:
 
 
 @contextmanager
-def progress(doing: str, total: float, unit: str = "B", *, shown: bool = True) -> Iterator[tqdm[Never]]:
+def progress(doing: str, total: float, unit: str = "B") -> Iterator[tqdm[Never]]:
     """A bar of tqdm on standard error while the context lasts; log lines stand above it.
 
     Only a terminal gets one: in a file, or a pipe, a bar would be a thousand lines.
@@ -94,12 +94,11 @@ def progress(doing: str, total: float, unit: str = "B", *, shown: bool = True) -
         doing: what is under way, in a word.
         total: how much there is; 0 if nobody knows.
         unit: of the total: ``B`` for bytes, else a word.
-        shown: draw it at all.
     """
     from tqdm import tqdm  # noqa: PLC0415 -- as above
     from tqdm.contrib.logging import logging_redirect_tqdm  # noqa: PLC0415
 
-    hidden = None if shown and sys.stderr is not None else True  # None: tqdm asks whether it is a terminal
+    hidden = True if sys.stderr is None else None  # None: tqdm asks whether it is a terminal
     look: dict[str, Any] = {"unit": f" {unit}", "unit_scale": unit == "B", "leave": False, "file": sys.stderr}
     with tqdm(desc=doing, total=total or None, disable=hidden, **look) as bar, logging_redirect_tqdm():
         yield bar

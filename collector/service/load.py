@@ -37,7 +37,8 @@ from exporters.what_if import WorkloadProfile
 from online import ConfigSnapshot, Floats, Ints, Quality
 
 HALF_LIFE_NS: Final = 30 * 10**9
-"""Longer ones mix loads that differ, and the ITL of their mean is not the mean of their ITL; shorter ones scatter."""
+"""Longer ones mix loads that differ, and the ITL of their mean is not the mean of their ITL; shorter ones scatter.
+Chosen on c10_long; on c1, c2, c5, c6 and c7 any of 15 to 120 s predicts ITL about as well."""
 FORGET_NS: Final = 300 * 10**9
 """What a process was asked is forgotten when it was asked nothing for so long."""
 PROCESSES_MAX: Final = 128

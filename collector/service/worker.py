@@ -60,7 +60,6 @@ class Worker:
         *,
         take_others: Mapping[str, Callable[[], Sequence[Any]]] = MappingProxyType({}),
         watches: Sequence[Callable[[], None]] = (),
-        batch_bytes: int = TAKE_BYTES,
         drain_s: float,
         health: Health,
         metrics: Metrics,
@@ -72,7 +71,6 @@ class Worker:
         self._durability = durability
         self._take_others = take_others
         self._watches = watches
-        self._batch_bytes = batch_bytes
         self._drain_s = drain_s
         self._metrics = metrics
         self._behind = True
@@ -113,7 +111,7 @@ class Worker:
     def step(self, wait_s: float) -> None:
         """A batch if there is one, then a state and a generation if they are due."""
         if self._behind:  # what an earlier process acknowledged comes before anything new
-            read_unlearned = self._durability.read_unlearned(self._batch_bytes)
+            read_unlearned = self._durability.read_unlearned(TAKE_BYTES)
             self._behind = bool(read_unlearned)
             if read_unlearned:
                 self._learn(read_unlearned, {})
@@ -142,7 +140,7 @@ class Worker:
         self._publisher.tick(final=True)
 
     def _learn_from_queue(self, wait_s: float) -> None:
-        batch = self._queue.take(self._batch_bytes, wait_s)
+        batch = self._queue.take(TAKE_BYTES, wait_s)
         others = {name: take() for name, take in self._take_others.items()}
         try:
             if batch is not None or any(others.values()):

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from collector.decode import Export
 from collector.ingest.queue import AdmissionQueue
 from collector.runtime.tasks import Health
-from collector.service import worker
+from collector.service import TAKE_BYTES, worker
 from collector.service.publish import Publisher, SnapshotWriter
 from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
@@ -29,12 +29,11 @@ class House:
         self.metrics = Metrics(CollectorRegistry())
         around = {"metrics": self.metrics, "health": Health(self.clock)}
         self.processor = CountingProcessor()
-        self.queue = AdmissionQueue(self.clock, capacity_bytes=1000, wait_s=0)
+        self.queue = AdmissionQueue(self.clock, capacity_bytes=10 * TAKE_BYTES, wait_s=0)
         self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, ClientView(lambda: None).verdict)
         self.deaths = []
         self.worker = Worker(
             *(self.queue, self.processor, self.publisher, NoKeeper()),
-            batch_bytes=100,
             drain_s=drain_s,
             on_death=lambda: self.deaths.append(1),
             **around,
@@ -87,8 +86,8 @@ def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(t
     monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
     house = House(tmp_path, drain_s=0.05)
     house.processor.gate.clear()
-    house.put(spans=3, size_bytes=100)
-    house.put(spans=4, size_bytes=100)
+    house.put(spans=3, size_bytes=TAKE_BYTES)
+    house.put(spans=4, size_bytes=TAKE_BYTES)
     house.worker.start()
     assert not house.worker.stop()
     assert caplog.messages == [

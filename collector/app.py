@@ -1,6 +1,6 @@
 """The composition root: builds the sidecar, starts its parts in order, stops them in reverse. It alone knows everybody.
 
-    pages ─ durability ─ snapshot writer ─ discovery ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
+    pages ─ durability ─ snapshot writer ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
 The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
 for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
@@ -26,7 +26,6 @@ from collector import __version__
 from collector.config import Config, ConfigError, Loaded, parse_endpoint
 from collector.decode import Export
 from collector.identity import ConfigResolver
-from collector.identity.discovery import Discovery, ScrapedServers
 from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
@@ -124,7 +123,8 @@ class Sidecar:
         told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
-        self._scraper = Scraper(config, clock, self._io, partial(metrics.add, table.SCRAPES, 1, "counters"), health)
+        count = partial(metrics.add, table.SCRAPES, 1)
+        self._scraper = Scraper(config, clock, self._io, count, self._knowledge.discovered, health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.queue_age_ns)
@@ -132,7 +132,6 @@ class Sidecar:
             self._pages,
             self._keeper,
             self._writer,
-            self._make_discovery(clock),
             self._make_worker(on_death),
             self._kv,
             self._fpm,
@@ -203,12 +202,6 @@ class Sidecar:
             version=__version__,
             otlp_port=self._otlp_port,
         )
-
-    def _make_discovery(self, clock: Clock) -> Discovery:
-        count = partial(self.metrics.add, table.SCRAPES, 1, "discovery")
-        scraper = self._scraper
-        scraped = ScrapedServers(scraper.base_urls, scraper.token, scraper.tls) if scraper.enabled else None
-        return Discovery(self.config, self._knowledge, clock, self._io, count, scraped, health=self.health)
 
     def _make_worker(self, on_death: Callable[[], None]) -> Worker:
         return Worker(

@@ -224,8 +224,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ca_file: Annotated[
         str,
         Meta(
-            description="Authorities of `https` servers that are scraped, and of the backend that telemetry is passed"
-            " on to (PEM); empty: those of the system."
+            description="Authorities of `https` servers that are scraped or asked who they are, and of the backend that"
+            " telemetry is passed on to (PEM); empty: those of the system."
         ),
     ] = ""
 

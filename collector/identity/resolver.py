@@ -77,7 +77,7 @@ HARDWARE: tuple[str, ...] = (
 )
 """Facts of a hardware sheet; they follow from ``gpu`` and ``dtype`` unless a rule says otherwise."""
 
-TEXT_CHARS_MAX = 256
+_TEXT_CHARS_MAX = 256
 
 _NUMBER_END = 1 << 63
 """A state file holds 64 bits; no knob and no data sheet has a number like that."""
@@ -270,7 +270,7 @@ def read_architecture(path: Path) -> dict[str, Fact]:
     if isinstance(config, dict) and beside.is_file():
         config = {**config, "hf_quant_config": read_json(beside)}
     arch = architecture(config)
-    return {name: value[:TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
+    return {name: value[:_TEXT_CHARS_MAX] if isinstance(value, str) else value for name, value in arch.items()}
 
 
 def read_json(path: Path) -> Any:
@@ -307,7 +307,7 @@ class ConfigResolver:
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
 
     def discovered(self, pattern: str, facts: Mapping[str, Fact]) -> None:
-        """What a server said about the engines whose instance matches; from the discovery's thread."""
+        """What a server said about the engines whose instance matches; from the thread of the loop."""
         others = tuple(item for item in self._discovered if item[0] != pattern)
         self._discovered = (*others, (pattern, dict(facts)))[-_DISCOVERED_MAX:]
 

@@ -5,6 +5,9 @@
 
 **How often.** Every ``scrape_interval_s``; after k failures in a row 2^k times as rarely, up to ``BACKOFF_MAX_S``.
 
+**Who it is.** A server is asked that too (:mod:`.discovery`), every ``RETRY_S`` until it has answered, then every
+``DISCOVER_S``, for servers restart with other flags. So are the servers of ``discover``, which get no token.
+
 **What comes.** Every server has a task in the loop, over a connection that is kept; an answer is bounded in time and
 bytes, redirects are refused. Pages wait in a bounded queue for the worker; beyond it the oldest go, counted: a window
 just becomes longer. Whether a server's page is read, and why not, is logged when that changes.
@@ -13,21 +16,26 @@ just becomes longer. Whether a server's page is read, and why not, is logged whe
 from __future__ import annotations
 
 import asyncio
+import glob
 import logging
 import socket
 import ssl
 import threading
 import urllib.parse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import Config, ConfigError
+from collector.config import Config, ConfigError, parse_owned
 from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, PageFault, ScrapedPage, parse_page
-from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, in_own_thread
+from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
+
+from .discovery import BESIDE_PAGES, QUESTIONS, Facts, Questions, ask_who
 
 BACKOFF_MAX_S = 30.0
 """Longest pause after failures, where the usual one is not longer."""
@@ -35,6 +43,8 @@ TIMEOUT_S = 2.0
 """How long a page may take."""
 REFRESH_S = 30.0
 """How often names are looked up again."""
+RETRY_S, DISCOVER_S = 30.0, 600.0
+"""How often a server is asked who it is, before it has said that and from then on."""
 SERVERS_MAX = 256
 """Servers asked, of all targets together."""
 QUEUE_PAGES = 1024
@@ -149,10 +159,16 @@ class ScrapedServer:
 
 
 class Scraper:
-    """All servers of the configuration.
+    """All servers of the configuration: those that are scraped, and those of ``discover``, who are asked that alone.
 
-    Attributes:
-        tls: whom to trust; None where nobody is asked, since reading the system's authorities costs 2 MB.
+    Args:
+        config: where they are, and how often they are asked.
+        clock: stamps pages.
+        io: the loop.
+        count: what came of a question for ``counters``, or for ``discovery``.
+        tell: takes what a server says of the engines whose name matches a pattern.
+        health: what is told if the task dies.
+        timeout_s: how long an answer may take.
     """
 
     def __init__(
@@ -160,7 +176,8 @@ class Scraper:
         config: Config,
         clock: Clock,
         io: IoLoop,
-        count: Callable[[PullOutcome], None] = lambda _: None,
+        count: Callable[[str, PullOutcome], None] = lambda *_: None,
+        tell: Callable[[str, Facts], None] = lambda *_: None,
         health: Health | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -168,31 +185,26 @@ class Scraper:
         self._config = config
         self._clock = clock
         self._count = count
+        self._tell = tell
         self._targets = TargetList(config)
-        self.tls = _tls(config) if self.enabled or config.ca_file else None
+        self._is_needed = bool(config.scrape or config.discover)
+        self.tls = _tls(config) if self._is_needed or config.ca_file else None
+        """Whom to trust; None where nobody is asked, since reading the system's authorities costs 2 MB."""
         self._client = HttpClient(timeout_s, self.tls)
         self._lock = threading.Lock()
         """Guards the pages; all else belongs to the loop."""
         self._pages: deque[ScrapedPage] = deque(maxlen=QUEUE_PAGES)
-        self._servers: dict[ScrapeTarget, asyncio.Task[None]] = {}
+        self._servers: dict[ScrapeTarget, list[asyncio.Task[None]]] = {}
+        """Those that are scraped, and who asks them."""
         self._background = Background("scraper", health, io)
-        _ = self.token()  # a file that is not there is said at start
-
-    @property
-    def enabled(self) -> bool:
-        """Whether there is anything to scrape."""
-        return bool(self._config.scrape)
+        _ = self._token()  # a file that is not there is said at start
 
     @property
     def servers(self) -> int:
-        """How many servers are asked now."""
+        """How many servers are scraped now."""
         return len(self._servers)
 
-    def base_urls(self) -> dict[str, str]:
-        """Name of each server -> where it can be asked who it is."""
-        return {target.server: target.base_url for target in list(self._servers) if target.base_url}
-
-    def token(self) -> str:
+    def _token(self) -> str:
         """Read for every question: a mounted Secret is swapped under us."""
         if not self._config.scrape_token_file:
             return ""
@@ -205,7 +217,7 @@ class Scraper:
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
-        if self.enabled:
+        if self._is_needed:
             self._background.start(self._run())
 
     def stop(self) -> bool:
@@ -221,52 +233,68 @@ class Scraper:
         return pages
 
     async def _run(self) -> None:
-        """Look at the list of servers again and again."""
+        """Ask those of ``discover``, and look at the list of servers to scrape again and again."""
+        discovered = [
+            self._ask_often(partial(self._ask_who, url.rstrip("/"), instance or "*", QUESTIONS))
+            for url, instance in map(parse_owned, self._config.discover)
+        ]
         try:
             while True:
                 self._take_over_targets(await in_own_thread(self._targets.find_targets))  # resolves names
                 await asyncio.sleep(REFRESH_S)
         finally:
-            for task in self._servers.values():
-                task.cancel()
-            await asyncio.gather(*self._servers.values(), return_exceptions=True)
+            await end_tasks([*discovered, *chain.from_iterable(self._servers.values())])
             await self._client.close()
 
     def _take_over_targets(self, targets: list[ScrapeTarget]) -> None:
         """Begin with servers that are new, end with those that are gone."""
         for target in [target for target in self._servers if target not in targets]:
-            self._servers.pop(target).cancel()
+            for task in self._servers.pop(target):
+                task.cancel()
         new = [target for target in targets if target not in self._servers]
         for number, target in enumerate(new):
             # spread over an interval, so that a hundred servers are not asked at once
             offset_s = number / len(new) * self._config.scrape_interval_s
-            self._servers[target] = asyncio.create_task(self._ask_often(target, offset_s))
+            server = ScrapedServer(target, self._client, self._clock)
+            self._servers[target] = [self._ask_often(partial(self._ask_page, server), offset_s)]
+            if url := target.base_url:
+                who = partial(self._ask_who, url, glob.escape(target.server), BESIDE_PAGES, self._token)
+                self._servers[target].append(self._ask_often(who, offset_s))
 
-    async def _ask_often(self, target: ScrapeTarget, offset_s: float) -> None:
-        server, interval_s = ScrapedServer(target, self._client, self._clock), self._config.scrape_interval_s
-        await asyncio.sleep(offset_s)
-        while True:
-            began_ns = self._clock.monotonic_ns()
-            try:
-                await self._ask(server)
-            except Exception:  # noqa: BLE001 -- a fault of ours must not end the scraping of this server
-                _log.exception("scrape failed")
-                server.failures += 1
-            spent_s = (self._clock.monotonic_ns() - began_ns) / 1e9
-            backoff_s = min(interval_s * 2.0 ** min(server.failures, 20), BACKOFF_MAX_S)
-            await asyncio.sleep(max(interval_s, backoff_s) - spent_s)
+    def _ask_often(self, ask: Callable[[], Awaitable[float]], offset_s: float = 0.0) -> asyncio.Task[None]:
+        """Ask again and again; ``ask`` says after how many seconds."""
 
-    async def _ask(self, server: ScrapedServer) -> None:
-        page = await server.scrape(self.token())
-        if isinstance(page, PageFault):
-            self._count(page.outcome)
-            return
-        self._count(PullOutcome.READ)
-        with self._lock:
-            is_full = len(self._pages) == QUEUE_PAGES
-            self._pages.append(page)
-        if is_full:
-            self._count(PullOutcome.DROPPED)
+        async def run() -> None:
+            await asyncio.sleep(offset_s)
+            while True:
+                began_ns = self._clock.monotonic_ns()
+                try:
+                    pause_s = await ask()
+                except Exception:  # noqa: BLE001 -- a fault of ours must not end the asking
+                    _log.exception("scrape failed")
+                    pause_s = BACKOFF_MAX_S
+                await asyncio.sleep(pause_s - (self._clock.monotonic_ns() - began_ns) / 1e9)
+
+        return asyncio.create_task(run())
+
+    async def _ask_page(self, server: ScrapedServer) -> float:
+        page = await server.scrape(self._token())
+        self._count("counters", page.outcome if isinstance(page, PageFault) else PullOutcome.READ)
+        if isinstance(page, ScrapedPage):
+            with self._lock:
+                is_full = len(self._pages) == QUEUE_PAGES
+                self._pages.append(page)
+            if is_full:
+                self._count("counters", PullOutcome.DROPPED)
+        interval_s = self._config.scrape_interval_s
+        return max(interval_s, min(interval_s * 2.0 ** min(server.failures, 20), BACKOFF_MAX_S))
+
+    async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
+        answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token())
+        if not answers:
+            return RETRY_S
+        self._tell(pattern, answers)
+        return DISCOVER_S
 
 
 def _tls(config: Config) -> ssl.SSLContext:

@@ -17,7 +17,7 @@ from .filesystem import (
     resident_bytes,
     sync_directory,
 )
-from .loop import Background, IoLoop, in_own_thread
+from .loop import Background, IoLoop, end_tasks, in_own_thread
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
 from .terminal import (
     REPORT_ONCE,
@@ -52,6 +52,7 @@ __all__ = [
     "cannot_listen",
     "cgroup_limit_bytes",
     "configure_logs",
+    "end_tasks",
     "in_own_thread",
     "limit_bytes",
     "note",

@@ -43,7 +43,6 @@ ROOMS_OF_ONE_MODULE = {
     "collector.decode.fpm",
     "collector.decode.kv",
     "collector.decode.pages",
-    "collector.identity.discovery",
     "collector.ingest.zmq",
     "collector.ingest.otlp_grpc",
     "collector.ingest.otlp_http",

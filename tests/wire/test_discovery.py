@@ -5,12 +5,15 @@ from collections import Counter
 
 import pytest
 
-from collector.config import Config, Owned
+from collector.config import Config
 from collector.decode.pages import facts_in
-from collector.identity.discovery import BODY_BYTES_MAX, Discovery, ScrapedServers, read_models, read_version
 from collector.identity.resolver import ConfigResolver, EngineFacts
+from collector.ingest.discovery import BODY_BYTES_MAX, QUESTIONS, ask_who, read_models, read_version
+from collector.ingest.scrape import Scraper
 from collector.runtime import IoLoop, SystemClock
+from collector.runtime.http import HttpClient
 from collector.telemetry.reasons import PullOutcome
+from tests.support.clocks import eventually
 from tests.support.page_server import PageServer
 
 GOOD = {
@@ -28,31 +31,26 @@ def answering(answers):
     return PageServer(lambda path, _: (200, {}, answers[path]))
 
 
-def in_loop(discovery, asking):
-    async def ask():
-        try:
-            return await asking
-        finally:
-            await discovery.close()
-
-    return asyncio.run(ask())
-
-
 def ask(port, timeout_s=60.0):
-    """Whether a server answered, the facts that it told of itself, and what its answers were counted as."""
-    resolver, outcomes, facts = ConfigResolver(), Counter(), EngineFacts()
-    count = lambda outcome: outcomes.update([outcome])  # noqa: E731
-    discovery = Discovery(Config(), resolver, SystemClock(), IoLoop(), count, timeout_s=timeout_s)
-    answered = in_loop(discovery, discovery.ask(Owned(f"http://127.0.0.1:{port}", "*")))
-    resolver.apply(facts, {}, "pod", "")
-    return answered, facts, outcomes
+    """The facts that a server told of itself, and what its answers were counted as."""
+    outcomes = Counter()
+
+    async def asked():
+        client = HttpClient(timeout_s)
+        try:
+            return await ask_who(
+                client, f"http://127.0.0.1:{port}", QUESTIONS, lambda outcome: outcomes.update([outcome])
+            )
+        finally:
+            await client.close()
+
+    return asyncio.run(asked()), outcomes
 
 
 def test_a_server_tells_its_model_version_and_cache():
     with answering(GOOD) as server:
-        answered, facts, outcomes = ask(server.port)
-    assert answered
-    assert facts.known() == {
+        facts, outcomes = ask(server.port)
+    assert facts == {
         "block_size": 32,
         "enable_prefix_caching": True,
         "max_model_len": 4096,
@@ -60,7 +58,6 @@ def test_a_server_tells_its_model_version_and_cache():
         "num_gpu_blocks": 2048,
         "vllm_version": "0.15.1",
     }
-    assert set(facts.sources().values()) == {"discovery"}
     assert outcomes == {PullOutcome.READ: 3}
 
 
@@ -70,7 +67,7 @@ def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines(
         'vllm:num_requests_running{{engine="{0}"}} 0.0\n'
     )
     with answering(GOOD | {"/metrics": "".join(map(line.format, range(4))).encode()}) as server:
-        known = ask(server.port)[1].known()
+        known, _ = ask(server.port)
     assert (known["num_gpu_blocks"], known["block_size"]) == (1024, 32)
 
 
@@ -87,25 +84,50 @@ def test_the_blocks_that_a_data_parallel_server_tells_are_shared_by_its_engines(
 )
 def test_other_answers_are_counted_by_reason_and_teach_nothing(body, outcome):
     with answering(dict.fromkeys(GOOD, body)) as server:
-        answered, facts, outcomes = ask(server.port, timeout_s=0.05 if body is None else 60.0)
-    assert not answered
-    assert facts.known() == {}
-    assert outcomes == {outcome: 3}
+        facts, outcomes = ask(server.port, timeout_s=0.05 if body is None else 60.0)
+    assert (facts, outcomes) == ({}, {outcome: 3})
 
 
-def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell():
-    resolver, facts, others = ConfigResolver(), EngineFacts(), EngineFacts()
-    with answering(GOOD) as server:
-        urls = {"http://[::1]:8000": f"http://127.0.0.1:{server.port}"}
-        scraped = ScrapedServers(urls.copy, lambda: "secret", None)
-        discovery = Discovery(Config(), resolver, SystemClock(), IoLoop(), scraped=scraped)
-        for _ in range(2):  # the second time it is not due
-            in_loop(discovery, discovery.ask_due())
-            assert [path for path, _ in server.asked] == ["/v1/models", "/version"]
-        assert {headers["Authorization"] for _, headers in server.asked} == {"Bearer secret"}
-    assert resolver.apply(facts, {}, "http://[::1]:8000", "")
-    assert not resolver.apply(others, {}, "http://10.0.0.1:8000", "")
-    assert facts.get("vllm_version") == "0.15.1"
+def fact_of(resolver, instance, name):
+    facts = EngineFacts()
+    resolver.apply(facts, {}, instance, "")
+    return facts.get(name)
+
+
+def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell_and_others_everything(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    with answering(GOOD) as page, answering(GOOD) as other:
+        scraped, resolver, io = f"http://[::ffff:127.0.0.1]:{page.port}", ConfigResolver(), IoLoop()
+        config = Config(
+            scrape=(scraped,),
+            scrape_interval_s=3600.0,
+            scrape_token_file=str(tmp_path / "token"),
+            discover=(f"pod-*=http://127.0.0.1:{other.port}/",),
+        )
+        scraper = Scraper(config, SystemClock(), io, tell=resolver.discovered)
+        scraper.start()
+        eventually(lambda: fact_of(resolver, scraped, "vllm_version") and fact_of(resolver, "pod-1", "block_size"))
+        eventually(lambda: len(page.asked) == 3)
+        scraper.stop()
+        io.close()
+    assert fact_of(resolver, scraped, "block_size") is fact_of(resolver, "http://127.0.0.1:8000", "model") is None
+    assert [sorted(path for path, _ in server.asked) for server in (page, other)] == [sorted(GOOD)] * 2, "each once"
+    assert {headers["Authorization"] for _, headers in page.asked} == {"Bearer secret"}
+    assert not any("Authorization" in headers for _, headers in other.asked)
+
+
+def test_a_server_that_has_not_answered_is_asked_who_it_is_again(monkeypatch):
+    monkeypatch.setattr("collector.ingest.scrape.RETRY_S", 0.05)
+    answers, told, io = iter([503] * 3), {}, IoLoop()
+    with PageServer(lambda path, _: (next(answers, 200), {}, GOOD[path])) as server:
+        scraper = Scraper(
+            Config(discover=(server.url.removesuffix("/metrics"),)), SystemClock(), io, tell=told.__setitem__
+        )
+        scraper.start()
+        eventually(lambda: told)
+        scraper.stop()
+        io.close()
+    assert told["*"]["model"] == "meta/llama"
 
 
 def test_facts_of_impossible_value_are_left_out():

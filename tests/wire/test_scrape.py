@@ -3,7 +3,6 @@
 import contextlib
 import itertools
 
-from collector.identity import discovery
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer, recorded_pages
 from tests.support.sidecars import get, metric, running_sidecar
@@ -28,8 +27,7 @@ def scraped_server():
         }
 
 
-def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(discovery, "LOOK_EVERY_S", 0.05)
+def test_a_server_with_nothing_set_is_learned_from_by_its_page_alone(tmp_path):
     with scraped_server() as settings, running_sidecar(tmp_path, **settings) as sidecar:
 
         def learned():

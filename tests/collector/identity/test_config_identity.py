@@ -5,8 +5,8 @@ import json
 import pytest
 
 from collector.decode import parts_by_emitter
-from collector.identity.discovery import read_models
 from collector.identity.resolver import IDENTITY, ConfigResolver, EngineFacts, FactSource, config_id, resource_facts
+from collector.ingest.discovery import read_models
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent
 from tests.support.pipelines import new_pipeline

@@ -13,7 +13,9 @@ sockets are closed. pyzmq is an optional dependency (extra ``kv``), imported whe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -31,12 +33,13 @@ KV_QUEUE, FPM_QUEUE = 10_000, 50_000
 """Messages that wait for the worker, moves of blocks in them counted in; beyond it the oldest go, counted. With its
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
-"""What libzmq holds of one kind, over all connections that were configured, if no message is too large. Whoever sends
-one frame of more is no publisher, and is not listened to any more."""
+"""What libzmq holds of one kind, over all connections that were configured, if no message is too large. A frame of more
+ends its connection."""
 LOOK_S = 0.02
 """How often sockets and memory are looked at; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
-"""How long the sockets stay closed where memory is over its limit: who fills it begins anew as soon as it can."""
+"""How long the sockets stay closed where memory is over its limit, since who fills it begins anew as soon as it can;
+and how often connections that have ended are made anew."""
 HEARTBEAT_MS = 20_000
 """How often libzmq asks whether a publisher is still there, which may be gone without a word."""
 _RECONNECT_MS = 1_000
@@ -117,6 +120,22 @@ class _Subscription:
             self._socket.bind(self.address) if "*" in self.address else self._socket.connect(self.address)
         except zmq.ZMQError as error:
             raise ConfigError(feed.key, f"{self.address}: {error.strerror}") from None
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CONNECT_RETRIED)
+
+    def connect_again(self) -> bool:
+        """Connect again to a peer that broke the protocol, and say whether one did; to others libzmq connects again.
+
+        Its monitor says so, the number of the event in two bytes.
+        """
+        event = b""
+        with contextlib.suppress(self._zmq.Again):
+            while True:
+                event = self._monitor.recv_multipart(self._zmq.NOBLOCK)[0]
+        if "*" in self.address or int.from_bytes(event[:2], sys.byteorder) != self._zmq.EVENT_DISCONNECTED:
+            return False
+        self._socket.disconnect(self.address)
+        self._socket.connect(self.address)
+        return True
 
     def messages(self) -> Iterator[tuple[bytes, bytes]]:
         """The last two frames, sequence and body, of what has come: for so long at most, and some frames at a time.
@@ -218,14 +237,20 @@ class Subscriber(Generic[T]):
 
         While memory is over its limit, let go of all that libzmq holds: a loss shows in the publisher's numbers.
         """
+        now_s, key, due_s = asyncio.get_running_loop().time, self._feed.key, 0.0
         while True:
             if self._is_short():
-                _log.warning("%s: memory is over its limit: all connections are closed for a second", self._feed.key)
+                _log.warning("%s: memory is over its limit: all connections are closed for a second", key)
                 self._context.destroy(linger=0)
                 await asyncio.sleep(REOPEN_S)
                 await self._open()
+            if is_due := now_s() >= due_s:
+                due_s = now_s() + REOPEN_S
             for subscription in self._subscriptions:
                 self._metrics.merge(self._accept(subscription))
+                if is_due and subscription.connect_again():
+                    self._metrics.add(table.MESSAGES, 1, key, Skip.UNDECODABLE)
+                    _log.warning("%s: %s sent a frame of over 32 MiB, or no ZMQ at all", key, subscription.address)
                 await asyncio.sleep(0)
             if self._queued > self._feed.queue_max // 4:
                 self._notify()

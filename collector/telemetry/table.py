@@ -125,8 +125,8 @@ PENDING = _gauge(
 WATERMARK_AGE = _gauge("join_watermark_age_seconds", "How far published rows trail the newest event; the worst engine.")
 MESSAGES = _counter(
     "messages",
-    "ZMQ messages of KV events and ForwardPassMetrics: accepted, or left out by reason; too_large: it ended its"
-    " connection; dropped: accepted, and pushed out of the full queue.",
+    "ZMQ messages of KV events and ForwardPassMetrics: accepted, or left out by reason; dropped: accepted, and"
+    " pushed out of the full queue.",
     feed=("kv", "fpm"),
     outcome=(ACCEPTED, Skip.UNKNOWN_SCOPE, Skip.INVALID, Skip.UNDECODABLE, Outcome.TOO_LARGE, DROPPED),
 )

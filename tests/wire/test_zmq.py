@@ -17,7 +17,7 @@ from grpc import StatusCode
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config, ConfigError
-from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber, check_zmq
+from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber, check_zmq
 from collector.runtime import IoLoop, SystemClock
 from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
@@ -303,6 +303,10 @@ def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_on(p
         publisher.publish(packed()[0], bytes(1 << 16), packed()[1])
         eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 2)
         assert subscriber.count(table.MESSAGES, "fpm", "too_large") == 1
+        publisher.publish(bytes(SOCKET_BYTES + 1))  # which ends the connection, and libzmq does not connect again
+        eventually(lambda: subscriber.count(table.MESSAGES, "fpm", "undecodable") == 1)
+        accepted = partial(subscriber.count, table.MESSAGES, "fpm", table.ACCEPTED)
+        eventually(lambda: publisher.publish(packed()[2]) or accepted() > 2)
 
 
 def test_a_publisher_that_is_gone_without_a_word_is_let_go_of(monkeypatch):

@@ -252,7 +252,7 @@ class ClosedLoop:
         def step(j: int) -> Band:
             ended = prefills.ended(j)
             requests = n if steps.of_means else n - j + prefills.chunks * ended
-            return steps.band(work.uncached * ended, requests, (n - j) * work.context)
+            return steps.band(work.uncached * ended, requests, (n - j) * work.context, mean=True)
 
         first, shares = prefills.shares()
         some = range(first, first + len(shares) + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import cached_property
 
 from .closed_loop import Workload
 from .document import STEP_TIME, Coefficient, ConfigDocument, Target, Verdict, judged
@@ -53,8 +54,6 @@ class Config:
         self.last_heard_unix_nano = described.last_heard_unix_nano
         self._described = described
         self.at_unix_nano = at_unix_nano
-        self._steps: StepModel | None = None
-        self._request_times: RequestTimes | None = None
 
     def __repr__(self) -> str:
         return f"<tracefit.Config {self.config_id} {self.model or 'unknown model'} on {self.gpu or 'unknown GPU'}>"
@@ -73,7 +72,7 @@ class Config:
     def verdict(self) -> Verdict:
         """Whether its numbers may be used, how good they are, what changed: what every report reads."""
         try:
-            return judged(self._described, self._model().reasons, self._model().model)
+            return judged(self._described, self._model.reasons, self._model.model)
         except NoCoefficientsError as error:
             return judged(self._described, self._described.doubts or (str(error),), None)
 
@@ -144,7 +143,7 @@ class Config:
     @property
     def level(self) -> tuple[float, float]:
         """What steps without and with prefill are multiplied by; 1 but for :meth:`now`, and where it is too old."""
-        return self._model().level
+        return self._model.level
 
     def step_time(self, *, prefill_tokens: float = 0, requests: float, decode_context_tokens: float = 0) -> Prediction:
         """Time of a step.
@@ -158,7 +157,7 @@ class Config:
             BadInputError: a number is negative, not finite or absurd; it names the parameter.
             NoCoefficientsError: there is nothing to predict with.
         """
-        return self._model().predict(prefill_tokens, requests, decode_context_tokens)
+        return self._model.predict(prefill_tokens, requests, decode_context_tokens)
 
     def request(
         self,
@@ -180,7 +179,7 @@ class Config:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
         work = self._workload(prompt_tokens, output_tokens, prefix_hit)
-        return self._times().estimate(work, concurrency)
+        return self._times.estimate(work, concurrency)
 
     def plan(
         self,
@@ -208,7 +207,7 @@ class Config:
             BadInputError, NoCoefficientsError: as :meth:`step_time`.
         """
         work = self._workload(prompt_tokens, output_tokens, prefix_hit)
-        return planned(self._times(), work, itl_ms, ttft_ms, rate, safe=safe)
+        return planned(self._times, work, itl_ms, ttft_ms, rate, safe=safe)
 
     def _workload(self, prompt_tokens: object, output_tokens: object, prefix_hit: object) -> Workload:
         work = Workload.of(prompt_tokens, output_tokens, prefix_hit)
@@ -220,16 +219,13 @@ class Config:
             )
         return work
 
+    @cached_property
     def _model(self) -> StepModel:
-        if self._steps is None:
-            steps = StepModel(self._described, self.limits)
-            self._steps = steps if self.at_unix_nano is None else steps.of_now(self.at_unix_nano)
-        return self._steps
+        return StepModel(self._described, self.limits, self.at_unix_nano)
 
+    @cached_property
     def _times(self) -> RequestTimes:
-        if self._request_times is None:
-            self._request_times = RequestTimes(self._model(), self._described)
-        return self._request_times
+        return RequestTimes(self._model, self._described)
 
 
 def _limits(described: ConfigDocument) -> Limits:

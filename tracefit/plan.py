@@ -66,14 +66,15 @@ def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object,
             return "itl"
         return "ttft" if (ttft.high if end_of_band else ttft.us) > ttft_us else ""
 
-    best = _largest(broken, end, loop.rises)
+    best = _largest(broken, end, loop.steps.surface.rises)
     if safe:
         best = _last_within(lambda n: broken(n, end_of_band=True), best)
     limit = slot_limit
     if best < end:
         limit = "token_budget" if at(best + 1).prefill_bound else broken(best + 1, end_of_band=safe)
     elif slots >= CONCURRENCY_MAX + 1:
-        best, limit = (min(best, loop.largest_seen), "seen") if loop.largest_seen else (best, "none")
+        largest = int(loop.steps.seen.get("requests", (0.0, 0.0))[1])
+        best, limit = (min(best, largest), "seen") if largest else (best, "none")
     here = at(max(best, 1))
     last = min(end, max(2 * best, 8))
     sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})

@@ -44,14 +44,14 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends
 from .document import ConfigDocument, Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
-from .step_model import Limits, StepModel
+from .step_model import StepModel
 
 _OUTLIER = 2.0
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
@@ -104,20 +104,8 @@ class RequestEstimate(NamedTuple):
     usable: bool
 
 
-class _Load(NamedTuple):
-    """A mean step of one load.
-
-    Attributes:
-        requests, context: in the batch, and tokens of decode context.
-        own, other: prefill tokens of a step of the own prompt, and of one that others wait for.
-        with_prompt: share of the steps that have a prompt.
-    """
-
-    requests: float
-    context: float
-    own: float
-    other: float
-    with_prompt: float
+_Step = tuple[float, float, float]
+"""Prefill tokens, requests and tokens of decode context of a mean step."""
 
 
 class RequestTimes:
@@ -125,14 +113,11 @@ class RequestTimes:
 
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
         targets, facts = config.targets, config.facts
-        self._steps = steps.of_many_steps()
+        self.steps = steps
         self._speculates = facts.get("speculative_decoding", False) not in (False, "none")  # a rule may tell the method
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
         queueing = targets.get("api_queueing")
-        self._loop = ClosedLoop(self._steps, ahead=_ahead(config))
-        self.limits: Limits = steps.limits
-        self.rises = steps.surface.rises
-        self.largest_seen = int(steps.seen.get("requests", (0.0, 0.0))[1])
+        self._loop = ClosedLoop(steps, ahead=_ahead(config))
         self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
         self._after = _outside_time(targets.get("post_decode"), "output_tokens")
 
@@ -142,8 +127,8 @@ class RequestTimes:
         Raises:
             BadInputError: not even one does.
         """
-        _, token_budget, kv_tokens = self.limits
-        slots = self._steps.requests_max
+        _, token_budget, kv_tokens = self.steps.limits
+        slots = self.steps.requests_max
         name = "max_num_seqs" if slots < math.inf else "none"
         if kv_tokens is not None and slots * (work.prompt + work.output) > kv_tokens:  # else all fit at their longest
             held = work.kv_requests_max(kv_tokens)
@@ -170,20 +155,26 @@ class RequestTimes:
         refused, waits = self._refused(work, running, at, least_us), list[str]()
         if memory_us:
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
-        load = self._load(work, running, at.k)
-        outside, usable = self._outside(work, load, refused)
+        both, of_means = self._mean_steps(work, running, at.k), self.steps.of_means
+        met = both[1:] if of_means else both if tokens else both[:1]
+        seen = (name for step in met for name in self.steps.outside(*step))
+        outside = tuple(dict.fromkeys((*refused, *seen)))
+        usable = self.steps.usable(outside, *met[0]) and not refused
 
-        of_first, of_itl = self._spreads(load) if outside or self._steps.of_means else (0.0, 0.0)
-        one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0) if self._steps.of_means else 0.0
-        of_prompt = math.hypot(of_first, one_step)
-        of_prompts_us = one_step * (at.own[0] + load.with_prompt * (ttft[0] - at.own[0]))
+        of_first, of_itl, one_step = 0.0, 0.0, 0.0
+        if outside or of_means:
+            of_first, of_itl = (self.steps.spread(*step, form=of_means) for step in both)
+        if of_means:
+            one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
+        with_prompt = min(running * at.k / (at.k + tokens), 1.0)  # of the steps
+        of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
         first_us = math.hypot(of_first * ttft[0], of_prompts_us)
-        between_us = math.hypot(of_itl, one_step * load.with_prompt) * at.itl[0]
+        between_us = math.hypot(of_itl, one_step * with_prompt) * at.itl[0]
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
         return RequestEstimate(
             in_flight,
             running,
-            first._replace(high=max(first.high, api[0] + (1.0 + of_prompt) * memory_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + math.hypot(of_first, one_step)) * memory_us)),
             between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
             Estimate(*unsure(e2e, first_us + tokens * between_us)),
             per_s,
@@ -195,57 +186,41 @@ class RequestTimes:
 
     def _memory_us(self, work: Workload, in_flight: float, at: Met) -> float:
         """The first token, at the latest, where requests wait for memory: (N / n' - 1) R and its prefill; else 0."""
-        kv_tokens = self.limits.kv_tokens
+        kv_tokens = self.steps.limits.kv_tokens
         fit = math.inf if kv_tokens is None else kv_tokens / (work.prompt + work.output)
-        if at.prefill_bound or min(in_flight, self._steps.requests_max) <= fit:
+        if at.prefill_bound or min(in_flight, self.steps.requests_max) <= fit:
             return 0.0
         return at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + (work.output - 1.0) * at.itl[0])
 
     def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
         """What is in no coefficient, or nobody said; ``least_us``: ITL of requests that gather."""
-        budget = self.limits.max_num_batched_tokens
+        budget = self.steps.limits.max_num_batched_tokens
         doubts = {
             "output_tokens": 1.0 < work.output <= 1.0 + at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0],
-            "prompt_tokens": work.prompt > self._steps.budget_of(running) + ATTENTION_TOKENS,
+            "prompt_tokens": work.prompt > self.steps.budget_of(running) + ATTENTION_TOKENS,
             "max_num_batched_tokens": at.k > _BUDGET_DECIDES and (budget is None or self._whole_prompts),
             "speculative_decoding": self._speculates,
         }
         return [name for name, is_so in doubts.items() if is_so]
 
-    def _load(self, work: Workload, running: float, k: float) -> _Load:
-        """Where rows are means, others wait for a mean step, else for one without a prompt."""
-        decodes, other = work.output - 1.0, 0.0
-        if self._steps.of_means:
-            prefills = Prefills(running, work.output, work.uncached, self._steps.budget_of(running))
-            other = work.uncached * prefills.ended(prefills.mean())
-        context = running * work.context * decodes / (k + decodes)
-        return _Load(running, context, work.uncached / k, other, min(running * k / (k + decodes), 1.0))
-
-    def _outside(self, work: Workload, load: _Load, refused: Sequence[str]) -> tuple[tuple[str, ...], bool]:
-        """What an answer lies outside of, and whether one may rely on it."""
-        steps, batch = self._steps, (load.requests, load.context)
-        pieces = (load.other,) if steps.of_means else (load.own, load.other) if work.output > 1.0 else (load.own,)
-        seen = (name for piece in pieces for name in steps.outside(piece, *batch))
-        outside = tuple(dict.fromkeys((*refused, *seen)))
-        return outside, steps.usable(outside, pieces[0], *batch) and not refused
-
-    def _spreads(self, load: _Load) -> tuple[float, float]:
-        """By which parts TTFT and ITL are off for their coefficients."""
-        steps = self._steps
-        own, other = (
-            steps.spread(piece, load.requests, load.context, form=steps.of_means) for piece in (load.own, load.other)
-        )
-        return own, other
+    def _mean_steps(self, work: Workload, running: float, k: float) -> tuple[_Step, _Step]:
+        """A step of the own prompt, and one that others wait for: where rows are means a mean one, else a decode."""
+        decodes, of_others = work.output - 1.0, 0.0
+        if self.steps.of_means:
+            prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
+            of_others = work.uncached * prefills.ended(prefills.mean())
+        batch = running, running * work.context * decodes / (k + decodes)
+        return (work.uncached / k, *batch), (of_others, *batch)
 
     def _gathered_itl(self, work: Workload, running: float) -> float:
         """ITL, at least, of loops whose requests gather."""
-        steps, budget = self._steps, self._steps.budget_of(running)
-        _, low, _ = steps.band(0.0, running, running * work.context)
+        steps, budget = self.steps, self.steps.budget_of(running)
+        _, low, _ = steps.band(0.0, running, running * work.context, mean=True)
         if running <= 1.0:
             return low
         tokens = min(running * work.uncached, budget)
         full_context = max(running - tokens / work.uncached, 0.0) * work.prompt
-        _, full_low, _ = steps.band(tokens, running, full_context)
+        _, full_low, _ = steps.band(tokens, running, full_context, mean=True)
         full = min(0.5 * (running * work.uncached / budget - 1.0) / max(work.output - 1.0, 1.0), 1.0)
         return low + max(full, 0.0) * max(full_low - low, 0.0)
 

@@ -17,7 +17,7 @@ With prefill, by the octave of n (at most 11) and the half octave of P, k = floo
     prefill:LOW-HIGH:TLOW-THIGH                       TLOW = ceil(2^(k/2)), THIGH = ceil(2^((k+1)/2)) - 1
 
 k = 1 holds no whole number, only means of several steps; its THIGH is below its TLOW, and it is named 1.5. The last
-class of each kind has no end and is named LOW+.
+class of each kind has no end and is named LOW+. A name is read by its LOW and TLOW, its smallest step.
 
 **Surface.** r_c rows of cell c were seen; P_c, n_c, C_c are the usual work of its steps, t_c their microseconds; s is
 what a token of context costs among steps of about one size, b_C where nobody said. Cells with prefill and cells without
@@ -58,10 +58,11 @@ Statistical Inference (1988), for isotonic regression.
 from __future__ import annotations
 
 import math
+import re
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from functools import cache, cached_property
-from itertools import accumulate, chain, pairwise
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from .document import ACTIVE_EXPERTS, Interval, Ratios, Shape, Target
@@ -82,6 +83,7 @@ _NOBODY_SAID = Interval((1.0, 1.0), {})
 _DECODE_FIRST = (*range(1, 17), *range(17, 898, 8))
 _DECODE_ENDS = (*_DECODE_FIRST[1:], 2 * _DECODE_FIRST[-1])
 _OCTAVES, _HALVES = range(12), range(32)
+_CELL = re.compile(r"(?:decode|prefill):(\d{1,9})[-+\d]*(?::(\d{1,9}(?:\.5)?)[-+\d]*)?")
 _DECODE_SIZES = [0.5 * (first + end - 1) for first, end in zip(_DECODE_FIRST, _DECODE_ENDS, strict=True)]
 _SIZES = [0.5 * (3 * 2**octave - 1) for octave in _OCTAVES]
 _TOKENS = [2.0 ** (0.5 * half + 0.25) for half in _HALVES]
@@ -116,45 +118,34 @@ def stratum_name(prefill_tokens: float, requests: float) -> str:
     >>> stratum_name(0, 5), stratum_name(300, 20)
     ('decode:4-7', 'prefill:16-31')
     """
-    octave = min(max(int(requests).bit_length() - 1, 0), _STRATUM_OCTAVE_MAX)
-    return f"{'prefill' if prefill_tokens > 0 else 'decode'}:{_range(2**octave, 2 ** (octave + 1) - 1)}"
+    low = 2 ** _octave(requests, _STRATUM_OCTAVE_MAX)
+    high = 2 * low - 1
+    return f"{'prefill' if prefill_tokens > 0 else 'decode'}:{low if low == high else f'{low}-{high}'}"
 
 
-def stratum_of_cell(cell: str) -> str:
-    """The stratum that a cell's smallest step lies in: ``prefill:16-31`` for ``prefill:16-31:256-362``."""
-    kind, _, classes = cell.partition(":")
-    low = classes.partition(":")[0].partition("-")[0].rstrip("+")
-    return stratum_name(float(kind != "decode"), float(low) if low.isdigit() else 1.0)
+def _octave(requests: float, most: int) -> int:
+    return min(max(int(requests).bit_length() - 1, 0), most)
 
 
-class _Cell(NamedTuple):
-    """A cell by name, and its middle."""
+def smallest_step(cell: str) -> tuple[float, float] | None:
+    """Prefill tokens and requests of a cell's smallest step, of half octaves at least; None of what names no cell.
 
-    name: str
-    requests: float
-    tokens: float = 0.0
-
-
-@cache
-def _cells() -> tuple[list[_Cell], list[list[_Cell]]]:
-    """Those without prefill, and those with it by octaves of requests and half octaves of tokens."""
-    tokens = [_range(math.ceil(2 ** (half / 2)), math.ceil(2 ** ((half + 1) / 2)) - 1) for half in _HALVES]
-    tokens[1], tokens[-1] = "1.5", f"{tokens[-1].partition('-')[0]}+"
-    sizes = [_range(2**octave, 2 ** (octave + 1) - 1) for octave in _OCTAVES]
-    sizes[-1] = f"{sizes[-1].partition('-')[0]}+"
-    decodes = [_range(*ends) for ends in zip(_DECODE_FIRST, (n - 1 for n in _DECODE_ENDS), strict=True)]
-    decodes[-1] = f"{_DECODE_FIRST[-1]}+"
-    return (
-        [_Cell(f"decode:{name}", size) for name, size in zip(decodes, _DECODE_SIZES, strict=True)],
-        [
-            [_Cell(f"prefill:{name}:{each}", size, at) for each, at in zip(tokens, _TOKENS, strict=True)]
-            for name, size in zip(sizes, _SIZES, strict=True)
-        ],
-    )
+    >>> smallest_step("prefill:16-31:256-362"), smallest_step("decode:897+")
+    ((256.0, 16.0), (0.0, 897.0))
+    """
+    found = _CELL.fullmatch(cell)
+    return None if found is None else (float(found[2] or 0.0), float(found[1]))
 
 
-def _range(low: int, high: int) -> str:
-    return f"{low}" if low == high else f"{low}-{high}"
+_Place = tuple[int, int]
+"""Of a cell among the middles: of requests, and of prefill tokens; -1 without prefill."""
+
+
+def _place(prefill_tokens: float, requests: float) -> _Place:
+    """Of the cell of a step."""
+    if prefill_tokens <= 0.0:
+        return bisect_right(_DECODE_FIRST, requests, 1) - 1, -1
+    return _octave(requests, _OCTAVES[-1]), min(max(int(2.0 * math.log2(prefill_tokens)), 0), _HALVES[-1])
 
 
 class _Nodes(NamedTuple):
@@ -172,6 +163,12 @@ class _Nodes(NamedTuple):
         after, part = _around(_SIZES, size)
         few_us, many_us = (_at(_TOKENS, row, prefill_tokens) for row in self.prefills[after - 1 : after + 1])
         return max(least_us, few_us + part * (many_us - few_us))
+
+
+def _middle(place: _Place) -> tuple[float, float]:
+    """Prefill tokens and requests in the middle of a cell."""
+    row, half = place
+    return (0.0, _DECODE_SIZES[row]) if half < 0 else (_TOKENS[half], _SIZES[row])
 
 
 def _around(middles: Sequence[float], place: float) -> tuple[int, float]:
@@ -216,19 +213,18 @@ class StepSurface:
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         context_us = target.context_us_per_token if told else None
         self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
-        decodes, prefills = _cells()
-        prefill_cells = [] if of_means else list(chain.from_iterable(prefills))
-        shapes = target.shapes if told else {}
-        kinds = [
-            {cell.name: seen for cell in cells if cell.name in shapes and (seen := self._seen(cell, shapes[cell.name]))}
-            for cells in (decodes, prefill_cells)
-        ]
+        kinds: tuple[dict[_Place, _Seen], dict[_Place, _Seen]] = ({}, {})
+        for name, shape in target.shapes.items() if told else ():
+            step = smallest_step(name)
+            if step is not None and not (of_means and step[0]) and (seen := self._seen(_place(*step), shape)):
+                kinds[step[0] > 0.0][_place(*step)] = seen
         scatter = _scatter(self._interval.pooled)
         noise = scatter * scatter  # inf where a power overflows
         misfit = _misfit(kinds, noise)
         half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
         self._decodes, self._prefills = (
-            {name: each._replace(share=each.rows / (each.rows + half)) for name, each in kind.items()} for kind in kinds
+            {place: each._replace(share=each.rows / (each.rows + half)) for place, each in kind.items()}
+            for kind in kinds
         )
 
     def band(
@@ -251,9 +247,9 @@ class StepSurface:
         """p10 and p90 of a stratum, or of all where it has none."""
         return self._interval.strata.get(stratum_name(prefill_tokens, requests), self._interval.pooled)
 
-    def _seen(self, cell: _Cell, shape: Shape) -> _Seen | None:
+    def _seen(self, place: _Place, shape: Shape) -> _Seen | None:
         """What the rows of a cell say; None where that cannot be."""
-        tokens, requests, ratio = cell.tokens, cell.requests, shape.factor
+        (tokens, requests), ratio = _middle(place), shape.factor
         if shape.usual is not None:
             tokens, requests, context, us = shape.usual
             x = self._coefficients.step_us(tokens, requests)
@@ -267,24 +263,23 @@ class StepSurface:
     @cached_property
     def _measured(self) -> _Nodes:
         """T at the middle of each cell."""
-        decode_cells, prefill_cells = _cells()
-        decodes = [self._us(cell, self._decodes) for cell in decode_cells]
-        least = [_at(_DECODE_SIZES, decodes, row[0].requests) for row in prefill_cells]
+        decodes = [self._us((row, -1), self._decodes) for row in range(len(_DECODE_SIZES))]
         prefills = [
-            [max(self._us(cell, self._prefills), us) for cell in row]
-            for row, us in zip(prefill_cells, least, strict=True)
+            [max(self._us((row, half), self._prefills), _at(_DECODE_SIZES, decodes, size)) for half in _HALVES]
+            for row, size in enumerate(_SIZES)
         ]
         prefills[-1] = list(map(max, *prefills[-2:]))
-        for row in (decodes, *prefills):
-            row[-1] = max(row[-2:])
+        for nodes in (decodes, *prefills):
+            nodes[-1] = max(nodes[-2:])
         return _Nodes(decodes, prefills)
 
-    def _us(self, cell: _Cell, kind: Mapping[str, _Seen]) -> float:
+    def _us(self, place: _Place, kind: Mapping[_Place, _Seen]) -> float:
         """T at the middle of a cell."""
-        log_ratio = _beside(kind.values(), math.log2(cell.requests), _log2(cell.tokens))
-        if (seen := kind.get(cell.name)) is not None:
+        tokens, requests = _middle(place)
+        log_ratio = _beside(kind.values(), math.log2(requests), _log2(tokens))
+        if (seen := kind.get(place)) is not None:
             log_ratio += seen.share * (seen.log_ratio - log_ratio)
-        return self._coefficients.step_us(cell.tokens, cell.requests) * math.exp(log_ratio)
+        return self._coefficients.step_us(tokens, requests) * math.exp(log_ratio)
 
     @cached_property
     def _monotone(self) -> _Nodes:
@@ -292,13 +287,14 @@ class StepSurface:
         decodes, prefills = self._measured
         along_tokens = [list(accumulate(row, max)) for row in prefills]
         along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
-        return _Nodes(_isotonic(decodes, list(map(self._error, _cells()[0]))), along_both)
+        return _Nodes(_isotonic(decodes, list(map(self._error, range(len(decodes))))), along_both)
 
-    def _error(self, cell: _Cell) -> float:
+    def _error(self, row: int) -> float:
         """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
-        if self._of_means or cell.name not in self._decodes:
+        if self._of_means or (row, -1) not in self._decodes:
             return math.inf
-        return _scatter(self._ratios(0.0, cell.requests)) / math.sqrt(self._decodes[cell.name].rows) or math.inf
+        spread = _scatter(self._ratios(0.0, _DECODE_SIZES[row]))
+        return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
 
 
 def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
@@ -319,12 +315,12 @@ def _scatter(ratios: Ratios) -> float:
     return (ratios[1] - ratios[0]) / (2.0 * NORMAL_P90)
 
 
-def _misfit(kinds: Sequence[Mapping[str, _Seen]], noise: float) -> float:
+def _misfit(kinds: Sequence[Mapping[_Place, _Seen]], noise: float) -> float:
     """Variance of l_c from what the other cells beside say, without that of its rows."""
     total = apart = 0.0
     for kind in kinds:
-        for name, each in kind.items():
-            others = [other for key, other in kind.items() if key != name]
+        for each in kind.values():
+            others = [other for other in kind.values() if other is not each]
             total += each.share
             apart += each.share * (
                 (each.log_ratio - _beside(others, each.requests, each.tokens)) ** 2 - noise / each.rows

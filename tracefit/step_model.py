@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from copy import copy
 from operator import mul
 from typing import NamedTuple
 
@@ -33,8 +32,8 @@ from .shapes import (
     Band,
     Coefficients,
     StepSurface,
+    smallest_step,
     stratum_name,
-    stratum_of_cell,
     unsure,
 )
 
@@ -75,17 +74,17 @@ class Limits(NamedTuple):
 
 
 class StepModel:
-    """Step times of one configuration.
+    """Step times of one configuration; with a moment, of the next seconds after it.
 
     Raises:
         NoCoefficientsError: there is nothing that this client can predict with.
     """
 
-    def __init__(self, config: ConfigDocument, limits: Limits) -> None:
+    def __init__(self, config: ConfigDocument, limits: Limits, at_unix_nano: int | None = None) -> None:
         if config.quarantined:
             raise NoCoefficientsError(f"configuration {config.config_id} is quarantined: {config.quarantined}")
         self.model = computable_model(config, STEP_TIME)
-        self.target = target = config.targets[STEP_TIME]
+        target = config.targets[STEP_TIME]
         self.limits = limits
         self.budget = float(limits.max_num_batched_tokens or math.inf)
         self.requests_max = float(limits.max_num_seqs or math.inf)
@@ -98,29 +97,8 @@ class StepModel:
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)
         wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
-        self.level: tuple[float, float] = (1.0, 1.0)
-        self.is_monotone = False
-
-    def of_now(self, at_unix_nano: int) -> StepModel:
-        """The same for a step at that moment: times the level of the last steps of its phase."""
-        model = copy(self)
-        model.level = self._level("decode", at_unix_nano), self._level("prefill", at_unix_nano)
-        return model
-
-    def of_many_steps(self) -> StepModel:
-        """The same for the mean of many steps: with their stalls, and where no time falls by chance."""
-        model = copy(self)
-        stalls = 1.0 if self.of_means else min(max(self.target.mean_factor, 0.5), 2.0)
-        decode, prefill = self.level
-        model.level, model.is_monotone = (decode * stalls, prefill * stalls), True
-        return model
-
-    def _level(self, phase: str, at_unix_nano: int) -> float:
-        """What x beta F of a phase is multiplied by at that moment: 1 where its level is too old by then."""
-        level = self.target.level.get(phase)
-        if level is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
-            return 1.0
-        return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
+        self.level = _level(target, "decode", at_unix_nano), _level(target, "prefill", at_unix_nano)
+        self._stalls = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
 
     # ---------------------------------------------------------------- one step
 
@@ -134,10 +112,10 @@ class StepModel:
             band = unsure(band, band[0] * self.spread(prefill, batch, context, form=True))
         return Prediction(*band, outside, self.usable(outside, prefill, batch, context))
 
-    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> Band:
-        """us, low and high of one step; the numbers are trusted."""
-        us, low, high = self.surface.band(prefill_tokens, requests, decode_context_tokens, monotone=self.is_monotone)
-        level = self.level[prefill_tokens > 0]
+    def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, mean: bool = False) -> Band:
+        """us, low and high of one step, or of the ``mean`` of many: with stalls, and where no time falls by chance."""
+        us, low, high = self.surface.band(prefill_tokens, requests, decode_context_tokens, monotone=mean)
+        level = self.level[prefill_tokens > 0] * (self._stalls if mean else 1.0)
         return us * level, low * level, high * level
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
@@ -185,6 +163,14 @@ class StepModel:
 # ------------------------------------------------------------------- what it stands on
 
 
+def _level(target: Target, phase: str, at_unix_nano: int | None) -> float:
+    """What x beta F of a phase is multiplied by at that moment; 1 without one, or where its level is too old."""
+    level = target.level.get(phase)
+    if level is None or at_unix_nano is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
+        return 1.0
+    return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
+
+
 def of_means(telemetry: str) -> bool:
     """Whether rows of this quality cover many steps each: what was learned is of mean steps, stalls included."""
     return telemetry in (*_MEANS_OF_REQUESTS, "metrics")
@@ -195,7 +181,8 @@ def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
 
     A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
     """
-    strata = set(map(stratum_of_cell, target.seen.cells if target.seen is not None else ()))
+    steps = map(smallest_step, target.seen.cells if target.seen is not None else ())
+    strata = {stratum_name(*step) for step in steps if step is not None}
     if of_means(telemetry):
         sizes = {name.partition(":")[2] for name in strata}
         strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}

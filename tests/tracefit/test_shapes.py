@@ -1,7 +1,5 @@
 """The client's names of shapes are the learner's partition: what one publishes the other finds."""
 
-from itertools import chain
-
 import numpy as np
 import pytest
 
@@ -9,7 +7,7 @@ from online.blocks import CELLS, cell_name, strata_of
 from online.blocks import stratum_name as published_stratum
 from online.rows import STEP_FEATURES, RowBlock, Target
 from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tree
-from tracefit.shapes import _cells, stratum_name
+from tracefit.shapes import smallest_step, stratum_name
 
 REQUESTS = [*range(1, 700), 1000, 1535, 2047, 2048, 4095, 4096, 20_000, 35_733, 35_734, 60_000]
 TOKENS = [*range(1, 400), *(2**k + d for k in range(9, 20) for d in (-1, 0, 1)), 46_340, 46_341, 10**6]
@@ -32,9 +30,10 @@ def test_strata_have_the_names_that_intervals_are_published_by():
         assert published_stratum(stratum) == stratum_name(*step)
 
 
-def test_shapes_have_the_names_that_factors_are_published_by():
-    decodes, prefills = _cells()
-    assert [cell.name for cell in chain(decodes, *prefills)] == [*map(cell_name, range(1, CELLS))]
+def test_the_smallest_step_of_a_shape_is_read_from_the_name_that_its_factor_is_published_by():
+    for name in map(cell_name, range(1, CELLS)):
+        assert cell_of(*smallest_step(name)) == name
+    assert smallest_step("prefill:x") is None
 
 
 def with_factor(factor, *names):
@@ -53,7 +52,9 @@ def test_the_factor_of_every_shape_is_found_by_its_name():
         assert twice == pytest.approx(2.0 * once)
 
 
-@pytest.mark.parametrize("step", [(0, 3), (0, 20), (0, 44), (2**6.25, 12), (2**0.25, 1), (2**15.75, 3071)])
+@pytest.mark.parametrize(
+    "step", [(0, 3), (0, 20), (0, 44), (2**6.25, 12), (2**0.25, 1), (2**15.75, 3071), (2**8.25, 48), (0, 900)]
+)
 def test_a_factor_is_that_of_the_steps_in_the_middle_of_its_shape(step):
     asked = {"prefill_tokens": step[0], "requests": step[1]}
     assert with_factor(1.1, cell_of(*step)).step_time(**asked).us == pytest.approx(

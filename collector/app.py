@@ -32,13 +32,12 @@ from collector.ingest import (
     Forwarder,
     Intake,
     TokenFile,
-    check_forward,
     read_credentials,
 )
 from collector.ingest.otlp_grpc import OtlpGrpcReceiver
 from collector.ingest.otlp_http import make_http_receiver
 from collector.ingest.scrape import SERVERS_MAX, Scraper
-from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber, check_zmq
+from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber
 from collector.runtime import (
     Clock,
     Health,
@@ -83,7 +82,10 @@ _log = logging.getLogger(__name__)
 
 
 class Sidecar:
-    """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``."""
+    """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``.
+
+    To make one checks its configuration: a ConfigError says what would keep it from running.
+    """
 
     def __init__(
         self,
@@ -306,18 +308,6 @@ class Sidecar:
             for config in snapshot.configs
             for problem in self._advisory.view.verdict(snapshot, config).problems(now_unix_nano)
         ]
-
-
-def check_config(config: Config, clock: Clock) -> None:
-    """Raise ConfigError for the first thing that would keep the process from running with this configuration."""
-    make_pipeline(config)
-    read_credentials(config, clock)
-    check_zmq(config)
-    if config.forward:
-        check_forward(config)
-    Scraper(config, clock, IoLoop())  # reads token and certificates; asks nobody before its start
-    if config.pages_token_file:
-        TokenFile(config.pages_token_file, "pages_token_file", clock)
 
 
 def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:

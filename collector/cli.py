@@ -143,11 +143,11 @@ def tracefit() -> None:
 def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **keys: str | None) -> int:
     """Receive telemetry, learn, publish."""
     clock = SystemClock()
-    from .app import check_config  # noqa: PLC0415
+    from .app import Sidecar  # noqa: PLC0415
     from .app import run as serve  # noqa: PLC0415
 
     given = {f"{ENV_PREFIX}{key.upper()}": value for key, value in keys.items() if value is not None}
-    loaded = load_or_degrade(config, {**os.environ, **given}, profile, lambda wanted: check_config(wanted, clock))
+    loaded = load_or_degrade(config, {**os.environ, **given}, profile, lambda wanted: Sidecar(wanted, clock))
     loaded = loaded._replace(config=scraping(loaded.config, scrape))
     return EXIT_OK if serve(loaded, clock, Stop()) else EXIT_FAILED
 
@@ -435,9 +435,9 @@ def configuration() -> None:
 @json_option
 def config_check(*, config: Config, in_json: bool) -> int:
     """Check it, and print it."""
-    from collector.app import check_config  # noqa: PLC0415
+    from collector.app import Sidecar  # noqa: PLC0415
 
-    check_config(config, SystemClock())
+    Sidecar(config, SystemClock())  # to make one is to check it
     say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
     return EXIT_OK
 

@@ -231,7 +231,7 @@ def load_or_degrade(
     path: Path | None,
     environ: Mapping[str, str],
     profile: str | None = None,
-    check: Callable[[Config], None] = lambda _: None,
+    check: Callable[[Config], object] = lambda _: None,
 ) -> Loaded:
     """The configuration; if it is wrong, a ConfigError, or the defaults if the environment says so.
 

@@ -29,7 +29,7 @@ from collector import __version__
 from collector.config import Config
 from collector.identity import unknown_experts
 from collector.recordings import check_targets
-from collector.runtime import EXIT_FAILED, EXIT_OK, note, progress, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, note, progress, say, sentence
 from collector.service import STATES_NAME, Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError, merge_states
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import STATE_BYTES_MAX, TOO_LARGE, check_sources, fetch_states, find_targets, sentence
+from .sources import STATE_BYTES_MAX, TOO_LARGE, check_sources, fetch_states, find_targets
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:

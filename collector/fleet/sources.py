@@ -16,19 +16,19 @@ proxy of the environment is asked: a sidecar is in the cluster, and its token is
 from __future__ import annotations
 
 import asyncio
-import http
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-import aiohttp
 from yarl import URL
 
 from collector.config import is_page_url, with_scheme
 from collector.ingest.scrape import addresses_of
 from collector.recordings import STDIN, Recording, recording_files, source_of
-from collector.runtime import PrintLine, StartError
+from collector.runtime import PrintLine, StartError, sentence
+from collector.runtime.http import FetchError, HttpClient
 from collector.service import state_files
 from collector.telemetry import PullOutcome
 from exporters.status_page import FleetSource
@@ -44,11 +44,12 @@ Resolve = Callable[[str, int], list[str]]
 class StateSource(NamedTuple):
     """One state, called by where it is: an address of HTTP, or a file.
 
-    ``url`` has the name behind which the address was found; ``problem``: why a source could not be looked at.
+    ``url`` may have a name, behind which ``address`` was found; ``problem``: why a source could not be looked at.
     """
 
     name: str
     url: str = ""
+    address: str = ""
     problem: str = ""
 
 
@@ -78,10 +79,10 @@ def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
         return
     asked = _state_url(source.removeprefix(_DNS))
     if not source.startswith(_DNS):
-        yield StateSource(str(asked))
+        yield StateSource(str(asked), str(asked))
         return
     for address in resolve(asked.host or "", asked.port or 0):
-        yield StateSource(str(asked.with_host(address)), str(asked))
+        yield StateSource(str(asked.with_host(address)), str(asked), address)
 
 
 def _below(source: str) -> Iterator[StateSource]:
@@ -97,22 +98,11 @@ def _state_url(url: str) -> URL:
     return asked.with_path(STATE_PATH).with_query(asked.query) if asked.path in ("", "/") else asked
 
 
-def sentence(error: Exception) -> str:
-    """What went wrong, in the words of the system where it has any."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-
-
 STATE_BYTES_MAX = 1 << 30
 TOO_LARGE = "larger than 1 GiB"
 TIMEOUT_S = 10.0
 """Longest time for one state."""
 CONNECTIONS = 16
-_CHUNK_BYTES = 1 << 18
-_OUTCOMES = {
-    401: PullOutcome.UNAUTHENTICATED,
-    403: PullOutcome.UNAUTHENTICATED,
-    503: PullOutcome.NOTHING_YET,
-}
 
 
 async def fetch_states(
@@ -125,50 +115,40 @@ async def fetch_states(
 
     ``token`` is what sidecars are asked with (empty sends none), and ``done`` is told of each place that was asked.
     """
-    free, timeout = asyncio.Semaphore(CONNECTIONS), aiohttp.ClientTimeout(total=TIMEOUT_S)
+    free, client = asyncio.Semaphore(CONNECTIONS), HttpClient(TIMEOUT_S)
 
-    async def fetch(session: aiohttp.ClientSession, place: StateSource, file: Path) -> Path | FleetSource:
+    async def fetch(place: StateSource, file: Path) -> Path | FleetSource:
         try:
             async with free:
-                refused = await _fetch(session, place, file, token)
-        except TimeoutError:
-            refused = PullOutcome.UNREACHABLE, f"no answer within {TIMEOUT_S:g} s"
-        except (OSError, ValueError, StartError, aiohttp.ClientError) as error:
+                refused = await _fetch(client, place, file, token)
+        except (OSError, StartError) as error:
             refused = PullOutcome.UNREACHABLE, sentence(error)
         done(1)
         return FleetSource(place.name, *refused) if refused else file
 
-    async with aiohttp.ClientSession(timeout=timeout, auto_decompress=False) as session:
-        return await asyncio.gather(
-            *(fetch(session, place, directory / str(number)) for number, place in enumerate(sources))
-        )
+    try:
+        return await asyncio.gather(*(fetch(place, directory / str(number)) for number, place in enumerate(sources)))
+    finally:
+        await client.close()
 
 
 async def _fetch(
-    session: aiohttp.ClientSession, place: StateSource, file: Path, token: Callable[[], str | None]
+    client: HttpClient, place: StateSource, file: Path, token: Callable[[], str | None]
 ) -> tuple[PullOutcome, str] | None:
     """Bring a state here; why it is not taken."""
     if place.problem:
         return PullOutcome.UNREACHABLE, place.problem
-    if "://" not in place.name:
+    if not place.url:
         shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
         return None
-    headers, host = {"Accept-Encoding": "identity"}, None
-    if word := token():
-        headers["Authorization"] = f"Bearer {word}"
-    if place.url:  # the name stays what is asked for
-        asked = URL(place.url)
-        host, headers["Host"] = asked.host, asked.raw_authority
-    async with session.get(place.name, headers=headers, allow_redirects=False, server_hostname=host) as response:
-        if response.status != http.HTTPStatus.OK:
-            outcome = _OUTCOMES.get(response.status, PullOutcome.REFUSED)
-            meant = "; is pages_state on there?" if response.status == http.HTTPStatus.NOT_FOUND else ""
-            return outcome, f"status {response.status} {response.reason}{meant}"
+    try:
         with file.open("wb") as body:
-            async for chunk in response.content.iter_chunked(_CHUNK_BYTES):
-                body.write(chunk)
-                if body.tell() > STATE_BYTES_MAX:
-                    return PullOutcome.TOO_LARGE, TOO_LARGE
+            await client.get(place.url, body, STATE_BYTES_MAX, token=token() or "", address=place.address)
+    except FetchError as error:
+        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            return PullOutcome.NOTHING_YET, str(error)
+        meant = "; is pages_state on there?" if error.status == HTTPStatus.NOT_FOUND else ""
+        return PullOutcome(error.outcome), f"{error}{meant}"
     return None
 
 

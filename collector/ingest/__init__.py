@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .access import TokenFile, read_credentials
-from .forward import Forwarder, check_forward
+from .forward import Forwarder
 from .intake import Intake
 from .queue import BATCH_S, AdmissionQueue, QueueBatch
 
@@ -14,6 +14,5 @@ __all__ = [
     "Intake",
     "QueueBatch",
     "TokenFile",
-    "check_forward",
     "read_credentials",
 ]

@@ -11,6 +11,7 @@ are refused, for they could send us anywhere; an answer of another kind is count
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from typing import Annotated, Final, TypeVar
 
 import msgspec
@@ -85,12 +86,13 @@ async def ask_who(
     """Ask one server who it is: what it answers, of which nothing is left where it answers nothing."""
     answers: dict[str, str | int | bool] = {}
     for path, read in questions.items():
+        body = BytesIO()
         try:
-            body = await client.get(url + path, BODY_BYTES_MAX, accept=_ACCEPT, token=token)
+            await client.get(url + path, body, BODY_BYTES_MAX, accept=_ACCEPT, token=token)
         except FetchError as error:
             count(PullOutcome(error.outcome))
             continue
-        facts = read(body)
+        facts = read(body.getvalue())
         count(PullOutcome.READ if facts else PullOutcome.UNEXPECTED)
         answers |= facts
     return answers

@@ -128,7 +128,7 @@ class ExportLog(Protocol):
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
-    ConfigError as of :func:`check_forward`.
+    ConfigError where telemetry would come back to this very process, or the file of headers cannot be used.
 
     Args:
         config: where to, and how.
@@ -148,7 +148,7 @@ class Forwarder:
         log: ExportLog,
         health: Health | None = None,
     ) -> None:
-        check_forward(config)
+        _refuse_loop(config)
         self._config = config
         self._clock = clock
         self._metrics = metrics
@@ -299,9 +299,7 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
     return payload if whole else request.SerializeToString()
 
 
-def check_forward(config: Config) -> None:
-    """ConfigError where telemetry would come back to this very process, or the file of headers cannot be used."""
-    _headers(config)
+def _refuse_loop(config: Config) -> None:
     host, port = _address(config)
     for listening in filter(None, (config.listen, config.listen_http)):
         own = parse_endpoint(listening)

@@ -25,6 +25,7 @@ import urllib.parse
 from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -149,13 +150,13 @@ class ScrapedServer:
         return ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
 
     async def _read(self, token: str) -> tuple[EngineReading, ...] | PageFault:
-        url, address = self.target
+        (url, address), body = self.target, BytesIO()
         try:
-            body = await self._client.get(url, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
+            await self._client.get(url, body, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
         except FetchError as error:
             return PageFault(PullOutcome(error.outcome))
         # in a thread: the page of a server with many ranks takes longer than the loop may be held
-        return await asyncio.to_thread(parse_page, body)
+        return await asyncio.to_thread(parse_page, body.getvalue())
 
 
 class Scraper:

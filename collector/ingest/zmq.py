@@ -52,13 +52,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def check_zmq(config: Config) -> None:
-    """ConfigError where endpoints are configured and pyzmq is not installed; imports nothing, opens nothing."""
-    for key in ("kv", "fpm"):
-        if getattr(config, key) and find_spec("zmq") is None:
-            raise ConfigError(key, "pyzmq is not installed: install tracefit's extra kv")
-
-
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and who reads those of an endpoint: sequence, body, arrival.
 
@@ -159,6 +152,8 @@ class _Subscription:
 class Subscriber(Generic[T]):
     """Subscribes to every endpoint of a feed in the loop; the worker takes what came. Without endpoints it is idle.
 
+    ConfigError where there are some and pyzmq is not installed.
+
     Args:
         feed: what the endpoints publish.
         config: names them.
@@ -183,6 +178,8 @@ class Subscriber(Generic[T]):
     ) -> None:
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
+        if self._endpoints and find_spec("zmq") is None:
+            raise ConfigError(feed.key, "pyzmq is not installed: install tracefit's extra kv")
         self._metrics = metrics
         self._clock = SteadyClock(clock)
         self._io = io
@@ -205,7 +202,7 @@ class Subscriber(Generic[T]):
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
         if not self._endpoints:
             return
-        import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it; see check_zmq
+        import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
 
         self._zmq = zmq
         self._io.run(self._open())

@@ -15,6 +15,7 @@ from .filesystem import (
     cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
+    sentence,
     sync_directory,
 )
 from .loop import Background, IoLoop, end_tasks, in_own_thread
@@ -59,6 +60,7 @@ __all__ = [
     "progress",
     "resident_bytes",
     "say",
+    "sentence",
     "serve",
     "set_log_level",
     "sync_directory",

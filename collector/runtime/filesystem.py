@@ -42,6 +42,11 @@ def cannot_listen(endpoint: Endpoint, purpose: str, key: str, reason: str) -> St
     return StartError(f"cannot listen on {endpoint} for {purpose}: {reason}; set {ENV_PREFIX}{key.upper()}=HOST:PORT")
 
 
+def sentence(error: Exception) -> str:
+    """What went wrong, in the words of the system where it has any."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
 class Volume(NamedTuple):
     """The volume that a directory lies on."""
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from http import HTTPStatus
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 import aiohttp
 from aiohttp import web
@@ -26,7 +26,7 @@ from yarl import URL
 
 from collector.config import Endpoint
 
-from .filesystem import cannot_listen
+from .filesystem import cannot_listen, sentence
 from .loop import IoLoop, end_tasks, in_own_thread
 
 CONNECTIONS_MAX = 64
@@ -255,16 +255,18 @@ def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpSe
 
 
 class FetchError(Exception):
-    """No answer that is taken.
+    """No answer that is taken; the text says what came instead.
 
     Attributes:
         outcome: why: ``unreachable`` (nobody there, not in time, no TLS that is trusted, broken off), ``refused`` or
             ``unauthenticated`` (by its status), ``too_large``, or ``unexpected`` (no HTTP, or packed).
+        status: that of the answer, 0 where none came.
     """
 
-    def __init__(self, outcome: str) -> None:
-        super().__init__(outcome)
+    def __init__(self, outcome: str, text: str = "", status: int = 0) -> None:
+        super().__init__(text)
         self.outcome = outcome
+        self.status = status
 
 
 _UNAUTHENTICATED = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -313,12 +315,15 @@ class HttpClient:
         self._tls = tls
         self._session: aiohttp.ClientSession | None = None
 
-    async def get(self, url: str, bytes_max: int, *, accept: str, token: str = "", address: str = "") -> bytes:
-        """The body of what is there.
+    async def get(
+        self, url: str, body: BinaryIO, bytes_max: int, *, accept: str = "*/*", token: str = "", address: str = ""
+    ) -> None:
+        """Write the body of what is there as it comes.
 
         Args:
             url: what to ask for.
-            bytes_max: most bytes of a body.
+            body: an empty file, or what is like one.
+            bytes_max: most bytes of it.
             accept: in which form.
             token: sent as ``Authorization: Bearer``, if there is one.
             address: dialled in the host's stead; the host's name goes into ``Host`` and the TLS handshake.
@@ -340,11 +345,17 @@ class HttpClient:
             async with self._session.get(
                 target, headers=headers, server_hostname=name, allow_redirects=False
             ) as response:
-                return await _body(response, bytes_max)
-        except (TimeoutError, OSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
-            raise FetchError("unreachable") from None
-        except (aiohttp.ClientError, ValueError):
-            raise FetchError("unexpected") from None
+                _check_head(response, bytes_max)
+                async for part in response.content.iter_any():
+                    if body.tell() + len(part) > bytes_max:
+                        raise FetchError("too_large")
+                    body.write(part)
+        except TimeoutError:
+            raise FetchError("unreachable", f"no answer within {self._timeout_s:g} s") from None
+        except (OSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
+            raise FetchError("unreachable", sentence(error)) from None
+        except (aiohttp.ClientError, ValueError) as error:
+            raise FetchError("unexpected", sentence(error)) from None
 
     async def close(self) -> None:
         """Close the connections."""
@@ -352,15 +363,11 @@ class HttpClient:
             await self._session.close()
 
 
-async def _body(response: aiohttp.ClientResponse, bytes_max: int) -> bytes:
+def _check_head(response: aiohttp.ClientResponse, bytes_max: int) -> None:
     if response.status != HTTPStatus.OK:
-        raise FetchError("unauthenticated" if response.status in _UNAUTHENTICATED else "refused")
+        outcome = "unauthenticated" if response.status in _UNAUTHENTICATED else "refused"
+        raise FetchError(outcome, f"status {response.status} {response.reason}", response.status)
     if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # though nobody asked for it
         raise FetchError("unexpected")
     if (response.content_length or 0) > bytes_max:
         raise FetchError("too_large")
-    try:
-        await response.content.readexactly(bytes_max + 1)
-    except asyncio.IncompleteReadError as whole:
-        return whole.partial
-    raise FetchError("too_large")

@@ -16,8 +16,9 @@ import zmq
 from grpc import StatusCode
 from prometheus_client import CollectorRegistry
 
+from collector.app import Sidecar
 from collector.config import Config, ConfigError
-from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber, check_zmq
+from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber
 from collector.runtime import IoLoop, SystemClock
 from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
@@ -205,9 +206,9 @@ def test_a_connecting_publisher_is_heard_by_binding():
 
 def test_without_pyzmq_config_check_says_what_to_install_where_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    check_zmq(Config())
+    Sidecar(Config(), SystemClock())
     with pytest.raises(ConfigError, match=r"kv: .*tracefit's extra kv"):
-        check_zmq(Config(kv=(NOBODY,)))
+        Sidecar(Config(kv=(NOBODY,)), SystemClock())
 
 
 def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):

@@ -105,7 +105,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "15 sources: 2 merged, 3 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 1 too_large, 2 nothing_yet"
+        "15 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
     )
     text = "\n".join(noted)
     for name, words in {

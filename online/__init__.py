@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bank import Bank, merge_states
+from .bank import Bank
 from .blocks import Design, median_of, strata_of, stratum_name
 from .level import Level
 from .rows import (
@@ -60,7 +60,6 @@ __all__ = [
     "TargetSnapshot",
     "check_settings",
     "median_of",
-    "merge_states",
     "strata_of",
     "stratum_name",
 ]

@@ -13,10 +13,9 @@ others. Configurations are bounded by ``configs_max``, donors by :mod:`online.tr
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -29,7 +28,7 @@ from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, prio
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import LEARNERS, Lineage, LineageLedger, StateError, Tree, decode, encode, part_of_tree, refusing
+from .state import LEARNERS, Lineage, StateError, Tree, decode, encode, part_of_tree, refusing
 
 IDLE_NS = 3_600 * 10**9
 
@@ -308,28 +307,3 @@ class Bank:
             if known.learned:
                 self._known.setdefault(config_id, Configuration()).add(known)
         self.learned_rows += other.learned_rows
-
-
-def merge_states(parts: Sequence[bytes], settings: BankSettings, *, names: Sequence[str] = ()) -> bytes:
-    """One state file out of several, taken in the order of their event time, whatever the order they are named in.
-
-    ``names``: what sentences call each of them; ``state 1`` and so on without.
-
-    Raises:
-        StateError: one of them is corrupt, does not fit, or shares rows with another one; the message names it.
-    """
-    names = names or [f"state {number}" for number in range(1, len(parts) + 1)]
-    ledger = LineageLedger()
-    banks = []
-    for name, data in zip(names, parts, strict=True):
-        bank = Bank(settings)
-        try:
-            bank.restore(data)
-        except StateError as error:
-            raise StateError(f"{name}: {error}") from error
-        ledger.admit(name, bank.lineages)
-        banks.append((*bank.event_span_ns(), hashlib.blake2b(data).digest(), bank))
-    merged = Bank(settings)
-    for *_, bank in sorted(banks, key=lambda each: each[:3]):
-        merged.merge(bank)
-    return merged.state()

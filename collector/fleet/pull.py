@@ -35,7 +35,7 @@ from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
-from online import Bank, ConfigSnapshot, Snapshot, StateError, merge_states
+from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
@@ -45,23 +45,23 @@ from .sources import STATE_BYTES_MAX, TOO_LARGE, check_sources, fetch_states, fi
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
     """Merge state files into ``out``, and write their coefficients to ``snapshot``.
 
-    A state that is corrupt, does not fit, or has learned the same rows as another one is named, and nothing is written;
+    A state that is corrupt, does not fit, or has learned the same rows as a newer one is named, and nothing is written;
     nor is it where none of them has learned anything.
     """
     check_learning(config)
     check_targets(out, snapshot)
-    try:
-        merged = merge_states([path.read_bytes() for path in paths], config, names=[str(path) for path in paths])
-    except StateError as error:
-        note(str(error))
+    chosen, left_out = choose([examine(str(path), path, config) for path in paths])
+    refused = [source for source in left_out if source.outcome is not PullOutcome.NOTHING_YET]
+    for source in refused:
+        note(f"{source.name}: {source.detail}")
+    if refused:
         return EXIT_FAILED
-    bank = Bank(config)
-    bank.restore(merged)
-    whole = fleet_snapshot(bank)
+    merged = add(chosen, config)
+    whole = fleet_snapshot(merged)
     if not whole.configs:
         note("nothing to merge: no row was learned in any of the states (what still waits for others is not merged)")
         return EXIT_FAILED
-    for target, data in ((out, merged), (snapshot, whole.to_json())):
+    for target, data in ((out, merged.state()), (snapshot, whole.to_json())):
         if target is not None:
             write_atomically(target, data)
     for line in _held(whole):
@@ -129,21 +129,22 @@ def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     return Examined(source, path, hashlib.blake2b(data, digest_size=16).digest(), first_ns, bank.lineages)
 
 
-def choose(examined: Sequence[Examined]) -> tuple[list[Examined], list[FleetSource]]:
-    """Those that share no rows, in the order to add them; the others with the reason."""
+def choose(read: Sequence[Examined | FleetSource]) -> tuple[list[Examined], list[FleetSource]]:
+    """The states that share no rows, in the order to add them; the others with the reason."""
     ledger = LineageLedger()
     taken: list[Examined] = []
-    refused: list[FleetSource] = []
+    left_out = [each for each in read if isinstance(each, FleetSource)]
+    examined = [each for each in read if isinstance(each, Examined)]
     newest_first = sorted(examined, key=lambda e: (-e.source.last_unix_nano, -e.source.rows, e.digest, e.source.name))
     for each in newest_first:
         name = each.source.name
         try:
             ledger.admit(name, each.lineages)
         except StateError as error:
-            refused.append(FleetSource(name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{name}: ")))
+            left_out.append(FleetSource(name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{name}: ")))
         else:
             taken.append(each)
-    return sorted(taken, key=lambda e: (e.first_ns, e.source.last_unix_nano, e.digest)), refused
+    return sorted(taken, key=lambda e: (e.first_ns, e.source.last_unix_nano, e.digest)), left_out
 
 
 def add(chosen: Sequence[Examined], config: Config) -> Bank:
@@ -232,9 +233,8 @@ class Puller:
             examine(place.name, found, self._config) if isinstance(found, Path) else found
             for place, found in zip(places, fetched, strict=True)
         ]
-        chosen, refused = choose([each for each in read if isinstance(each, Examined)])
-        unusable = [each for each in read if isinstance(each, FleetSource)]
-        return chosen, sorted([*unusable, *refused, *(each.source for each in chosen)])
+        chosen, left_out = choose(read)
+        return chosen, sorted([*left_out, *(each.source for each in chosen)])
 
     def _publish(self, chosen: list[Examined], sources: list[FleetSource]) -> str:
         """Write the sum of chosen states, if it is another one; why not."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.config import Config
-from online import Bank, Quality, merge_states
+from online import Bank, Quality
 from online import state as codec
 from online.features import portable
 from online.state import MAGIC, VERSION, StateError, decode
@@ -140,14 +140,6 @@ def test_models_no_longer_configured_are_left_out():
     fewer.restore(bank.state())
     mine, theirs = (told(each).models["portable"] for each in (fewer, bank))
     assert (mine.features, mine.error) == (theirs.features, theirs.error)
-
-
-# -------------------------------------------------------------------- merging
-
-
-def test_merge_says_which_state_is_corrupt(saved):
-    with pytest.raises(StateError, match="state 2"):
-        merge_states([saved, saved[:-1]], RLS)
 
 
 # -------------------------------------------------------------------- priors

@@ -3,7 +3,7 @@
 import numpy as np
 
 from collector.config import Config
-from online import Bank, Target, merge_states
+from online import Bank, Target
 
 RLS = Config(learners=("rls",))
 PORTABLE = Config(learners=("rls",), feature_sets=("portable",))
@@ -45,6 +45,16 @@ def restarted(bank, settings=None):
     again = Bank(settings or bank.settings)
     again.restore(bank.state())
     return again
+
+
+def merge_states(parts, settings):
+    """One state of several that share no rows, in the order of event time, as a pull adds them."""
+    read, whole = [Bank(settings) for _ in parts], Bank(settings)
+    for bank, data in zip(read, parts, strict=True):
+        bank.restore(data)
+    for bank in sorted(read, key=Bank.event_span_ns):
+        whole.merge(bank)
+    return whole.state()
 
 
 def merged(*banks):

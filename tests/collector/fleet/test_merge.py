@@ -32,11 +32,11 @@ def test_a_state_and_itself_or_its_own_past_are_refused_by_name_also_within_a_me
     for states in ((kept["other"], first, second), (kept["other"], second, first)):
         code, (said,) = merged(states, out)
         assert (code, out.exists()) == (1, False)
-        assert f"{states[2]}: engine 'engine-0' of configuration 0f3c52aa9b1e is in {states[1]} too" in said
+        assert f"{first}: engine 'engine-0' of configuration 0f3c52aa9b1e is in {second} too" in said
     assert merged([first, kept["other"]], out)[0] == 0
     code, (said,) = merged([out, second], again)
     assert code == 1
-    assert f"is in {out} too" in said
+    assert str(out) in said
 
 
 def test_a_replica_that_is_slower_is_named_and_in_the_snapshot(tmp_path):

@@ -10,8 +10,9 @@ from collector.commands.ask import read_token
 from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, PullOptions, pull_once
 from collector.fleet.sources import find_targets
-from online import Bank, Snapshot, merge_states
+from online import Bank, Snapshot
 from online.state import VERSION
+from tests.support.banks import merge_states
 from tests.support.command_lines import spoken
 from tests.support.fleets import CONFIG, FACTS, state_of, state_server, step_coefficients
 from tests.support.state_files import file_of

@@ -9,9 +9,10 @@ import pytest
 
 from collector.decode import Export
 from collector.service.pipeline import make_pipeline
-from online import Bank, RowBlock, Snapshot, Target, merge_states
+from online import Bank, RowBlock, Snapshot, Target
 from online.moved_term import moved_term
 from online.snapshot import ConfigSnapshot
+from tests.support.banks import merge_states
 from tests.support.gpu_server import serve, step_exports
 from tests.support.linear_steps import BETA, repeated, steps
 from tests.support.paths import DOCS

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from online.bank import Bank, merge_states
+from online.bank import Bank
 from online.rows import RowBlock
 from online.state import StateError
-from tests.support.banks import RLS, STEP, learned, told
+from tests.support.banks import RLS, STEP, learned, merge_states, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.state_files import with_value
 

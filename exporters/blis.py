@@ -84,7 +84,6 @@ def blis_name_of(hardware: str) -> str | None:
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
-MAX_MEAN_TOKENS = 1e9
 ALPHAS = ("server", "effective")
 """``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
 
@@ -103,15 +102,14 @@ MAX_COMMENT_CHARS = 400
 
 
 class Coefficients(NamedTuple):
-    """What BLIS loads, and what a reader should know about it."""
+    """What BLIS loads, limits of the engine by its flags, and what a reader has to know, and may."""
 
     alpha: tuple[int, int, int]
     beta: tuple[float, ...]
     kv_us_per_token: float
-    doubtful: tuple[str, ...]
-    notes: tuple[str, ...]
     limits: tuple[tuple[str, str], ...]
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
 class BlisError(ValueError):
@@ -133,10 +131,6 @@ def blis_coefficients(
         hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
         alpha: one of ``ALPHAS``.
 
-    Returns:
-        3 alphas, 11 betas, the coefficients that are not identified, notes on how the numbers came about (some of them
-        warnings), and the engine's limits as far as they are known.
-
     Raises:
         BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.
     """
@@ -150,14 +144,13 @@ def blis_coefficients(
     prices |= (experts := _fold_experts(config, step, prices)).prices
     folded = _fold_prompts(config, step, prices)
     prices |= folded.prices
-    warnings = (*(f"not usable: {doubt}" for doubt in config.doubts), *experts.warnings, *folded.warnings)
     for name, index in _STEP_COLUMNS.items():
         value = prices[name]
         beta[index] = value / kv_us if index in {8, 9} else value
         if not math.isfinite(beta[index]):
             raise BlisError(f"step_time: coefficient {name} is {value!r}, too large for BLIS")
     queueing = _queueing_us(config, alpha, folded.prompt_us, notes)
-    fixed, per_token = _post_decode_us(config, notes)
+    fixed, per_token = _post_decode_us(config)
     ranks = config.config.get("data_parallel_size", 1)
     if ranks != 1:
         notes.append(f"data_parallel_size {ranks}: learned per rank; simulate one instance per rank")
@@ -167,10 +160,15 @@ def blis_coefficients(
         alpha=(queueing, fixed, per_token),
         beta=tuple(beta),
         kv_us_per_token=kv_us,
-        doubtful=(*_doubtful_coefficients(config, used), *absent),
-        notes=(*warnings, *notes),
-        warnings=warnings,
         limits=_limits(config, hardware),
+        warnings=(
+            *(f"not usable: {doubt}" for doubt in config.doubts),
+            *experts.warnings,
+            *folded.warnings,
+            *_doubtful_coefficients(config, used),
+            *absent,
+        ),
+        notes=tuple(notes),
     )
 
 
@@ -183,7 +181,8 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
             value = f"{each.coefficient:.4g}{error} {unit_text(each.unit)}"
             reason = "" if each.reason is None else f", {REASONS[each.reason]}"
             if each.status != "identified":
-                lines.append(printable(f"{target} {each.name}: {each.status}, {value}{reason}", MAX_COMMENT_CHARS))
+                line = f"not identified: {target} {each.name}: {each.status}, {value}{reason}"
+                lines.append(printable(line, MAX_COMMENT_CHARS))
     return tuple(lines)
 
 
@@ -230,11 +229,11 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     price_us = prices["prefill_tokens"]
     price = f"{hidden}: {price_us:.4g} µs per prompt token, cached or computed,"
     tokens, others = step["prefill_tokens"].mean or 0.0, (step["requests"].mean or 0.0) - 1.0
-    prompts = (_features(config, target).get("prompt_tokens") for target in ("api_queueing", "queue_wait"))
-    prompt = next((mean for each in prompts if each is not None and (mean := _mean_of(each)) is not None), None)
+    prompts = (_mean_of(_features(config, target), "prompt_tokens") for target in ("api_queueing", "queue_wait"))
+    prompt = next(filter(None, prompts), 0.0)
     others_us = price_us * tokens / others if others > 0.0 else math.inf
-    if prompt is None or others_us > prices["intercept"]:
-        why = "the mean prompt is not known" if prompt is None else "hardly any others run beside a request"
+    if not prompt or others_us > prices["intercept"]:
+        why = "hardly any others run beside a request" if prompt else "the mean prompt is not known"
         alone = f"stay in beta[8], for traces without prefix_group (blis-trace) alone: {why}"
         return _Folded(warnings=(f"{price} {alone}",))
     spread = {
@@ -305,14 +304,10 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
     """
     features = _features(config, "api_queueing")
     queueing_us = prompt_us + (_value(features, "api_queueing", "intercept") if features else 0.0)
-    if "prompt_tokens" in features:
+    if tokens := _mean_of(features, "prompt_tokens"):
         slope = _value(features, "api_queueing", "prompt_tokens")
-        tokens = _mean_of(features["prompt_tokens"])
-        if slope > 0 and tokens is None:
-            notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token left out; the mean prompt length is unknown")
-        elif tokens is not None and slope > 0:
-            queueing_us += slope * tokens
-            notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
+        queueing_us += slope * tokens
+        notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
     responses = _features(config, "first_response") if alpha == "effective" else {}
     if responses:
         mean_us = config.targets["first_response"].mean_us
@@ -321,9 +316,9 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
     return _whole(queueing_us)
 
 
-def _mean_of(feature: FeatureSnapshot) -> float | None:
-    """Mean of a count of tokens; None if it is unknown or cannot be one."""
-    return feature.mean if feature.mean is not None and 0 <= feature.mean <= MAX_MEAN_TOKENS else None
+def _mean_of(features: Mapping[str, FeatureSnapshot], name: str) -> float:
+    """Mean of a feature; 0 where it is not known."""
+    return features[name].mean or 0.0 if name in features else 0.0
 
 
 def _whole(value_us: float) -> int:
@@ -333,7 +328,7 @@ def _whole(value_us: float) -> int:
     return round(value_us)
 
 
-def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]:
+def _post_decode_us(config: ConfigSnapshot) -> tuple[int, int]:
     """Whole (fixed, per output token) microseconds with the mean of the learned line.
 
     Minimises E[(c0 + c1 N - a1 - a2 N)^2] over whole a2: the error is (c1 - a2)^2 Var N once a1 takes up the difference
@@ -344,11 +339,7 @@ def _post_decode_us(config: ConfigSnapshot, notes: list[str]) -> tuple[int, int]
         return 0, 0
     fixed_us = _value(features, "post_decode", "intercept")
     per_token_us = _value(features, "post_decode", "output_tokens")
-    tokens = _mean_of(features["output_tokens"])
-    if tokens is None:
-        if round(per_token_us) != per_token_us:
-            notes.append("post_decode: mean output length unknown; both alphas rounded on their own")
-        return _whole(fixed_us), _whole(per_token_us)
+    tokens = _mean_of(features, "output_tokens")
     whole = _whole(per_token_us)
     if fixed_us + (per_token_us - whole) * tokens < 0:
         whole = math.floor(per_token_us)
@@ -384,7 +375,7 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
         head.append(
             f"step_time by these coefficients alone: median error {error.median_ape:.4f}, p90 {error.p90_ape:.4f}"
         )
-    head.extend((*coefficients.doubtful, *coefficients.notes))
+    head.extend((*coefficients.warnings, *coefficients.notes))
     if coefficients.limits:
         head.append(f"flags that belong to it:{_flags(coefficients)}")
     head.append("pass --model-config-folder and --hardware-config: BLIS looks for them beside this file otherwise")

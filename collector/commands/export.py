@@ -110,7 +110,7 @@ def export_snapshot(
     except (BlisError, NotFoundError) as error:
         note(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
         return EXIT_FAILED
-    for warning in (*(f"not identified: {each}" for each in coefficients.doubtful), *coefficients.warnings):
+    for warning in coefficients.warnings:
         note(f"warning: {warning}")
     if out is None:
         say(content.decode().removesuffix("\n"))

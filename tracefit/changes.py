@@ -20,11 +20,11 @@ Configurations are paired by config_id; those left over by model, GPU and tensor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
-from .document import STEP_TIME, Coefficient, ConfigDocument, Document
+from .document import STEP_TIME, Coefficient, ConfigDocument
 from .exceptions import NoCoefficientsError
 from .shapes import FEATURES
 from .step_model import Limits, StepModel
@@ -97,9 +97,9 @@ class Diff(NamedTuple):
     only_after: tuple[str, ...]
 
 
-def compared(before: Document, after: Document) -> Diff:
+def compared(before: Sequence[ConfigDocument], after: Sequence[ConfigDocument]) -> Diff:
     """See the module's docstring."""
-    old, new = list(before.configs), list(after.configs)
+    old, new = list(before), list(after)
     pairs = _paired(old, new, lambda config: config.config_id)
     pairs += _paired(old, new, lambda config: tuple(map(config.facts.get, _MACHINE)))
     if len(old) == len(new) == 1:

@@ -69,13 +69,6 @@ class Interval(NamedTuple):
     strata: Mapping[str, Ratios]
 
 
-class Seen(NamedTuple):
-    """Lowest and highest value of each feature per step, and the names of the visited cells (empty: not known)."""
-
-    features: Mapping[str, Ratios]
-    cells: frozenset[str]
-
-
 class MeanWork(NamedTuple):
     """What the steps of a cell are made of in the mean, and take."""
 
@@ -106,11 +99,12 @@ _NO_LEVEL: Mapping[str, Level] = {}
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``mean_factor`` is
-    mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead, None where none is
-    known to be; ``context_us_per_token``, what a token of decode context costs among steps of about one size, None
-    where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed change of speed;
-    ``outliers``, the engines of another speed than the others.
+    ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``seen``: lowest
+    and highest value of each feature per step; ``cells``, names of those visited (both empty: not known);
+    ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead,
+    None where none is known to be; ``context_us_per_token``, what a token of decode context costs among steps of about
+    one size, None where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed
+    change of speed; ``outliers``, the engines of another speed than the others.
     """
 
     name: str
@@ -118,7 +112,8 @@ class Target(NamedTuple):
     models: Mapping[str, Model]
     interval: Interval | None
     shapes: Mapping[str, Shape]
-    seen: Seen | None
+    seen: Mapping[str, Ratios]
+    cells: frozenset[str]
     mean_us: float | None
     mean_factor: float
     step_ahead_us: float | None = None
@@ -162,15 +157,6 @@ class ConfigDocument(NamedTuple):
         if type(experts) is not int or type(per_token) is not int or not 0 < per_token <= experts:
             return None
         return 1.0 - per_token / experts
-
-
-class Document(NamedTuple):
-    """The whole snapshot as published."""
-
-    generation: int
-    created_unix_nano: int
-    tracefit_version: str
-    configs: tuple[ConfigDocument, ...]
 
 
 # ------------------------------------------------------------------- the verdict
@@ -275,7 +261,7 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
         replaced=config.replaced,
         change=None if step is None else step.change,
         outliers=() if step is None else step.outliers[:OUTLIERS_NAMED],
-        seen={} if step is None or step.seen is None else step.seen.features,
+        seen={} if step is None else step.seen,
         hidden=tuple(filter(None, hidden)),
     )
 
@@ -283,8 +269,8 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
 # ------------------------------------------------------------------- reading it
 
 
-def parse(data: bytes, where: str) -> Document:
-    """Read a snapshot.
+def parse(data: bytes, where: str) -> tuple[int, int, str, tuple[ConfigDocument, ...]]:
+    """Generation of a snapshot, when it was made, by which version of tracefit, and its configurations.
 
     Raises:
         LoadError: one sentence that begins with ``where``.
@@ -302,7 +288,7 @@ def parse(data: bytes, where: str) -> Document:
     if schema != SCHEMA and not schema.startswith(SCHEMA + "."):
         raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
     try:
-        return Document(
+        return (
             _whole(tree, "generation"),
             _whole(tree, "created_unix_nano"),
             _text(tree, "tracefit_version"),
@@ -371,14 +357,15 @@ def _scheduled_ahead(engines: Iterable[Tree], stated: object) -> bool | None:
 
 
 def _target(name: str, tree: Tree) -> Target:
-    factor = _maybe(tree, "mean_factor")
+    factor, seen = _maybe(tree, "mean_factor"), _parts(tree, "seen")
     return Target(
         name,
         _text(tree, "champion"),
         {key: _model(key, each) for key, each in _parts(tree, "models").items()},
         _interval(tree.get("interval")),
         {cell: _shape(each) for cell, each in _parts(tree, "shape_factors").items()},
-        _seen(tree.get("seen")),
+        {name: (_number(low), _number(high)) for name, (low, high) in _parts(seen, "features").items()},
+        frozenset(map(str, seen.get("cells") or ())),
         _maybe(tree, "mean_us"),
         1.0 if factor is None else factor,
         _maybe(tree, "step_ahead_us"),
@@ -433,10 +420,7 @@ def _coefficient(tree: Tree) -> Coefficient:
 def _interval(tree: Tree | None) -> Interval | None:
     if tree is None:
         return None
-    strata = {}
-    for name, ratios in _parts(tree, "strata").items():
-        p10, _, p90 = map(_number, ratios)
-        strata[name] = p10, p90
+    strata = {name: (_number(p10), _number(p90)) for name, (p10, _, p90) in _parts(tree, "strata").items()}
     return Interval((_number(tree["p10"]), _number(tree["p90"])), strata)
 
 
@@ -465,13 +449,3 @@ def _outliers(replicas: Sequence[Tree]) -> tuple[OutlierReplica, ...]:
         for each in replicas
         if each.get("differs") and each.get("ratio") is not None
     )
-
-
-def _seen(tree: Tree | None) -> Seen | None:
-    if tree is None:
-        return None
-    bounds = {}
-    for name, (low, high) in _parts(tree, "features").items():
-        bounds[name] = _number(low), _number(high)
-    cells = frozenset(map(str, tree.get("cells") or ()))
-    return Seen(bounds, cells)

@@ -44,17 +44,14 @@ class Snapshot:
     """
 
     def __init__(self, data: bytes, where: str) -> None:
-        self._document = document = parse(data, where)
+        self.generation, self.created_unix_nano, self.tracefit_version, self._described = parse(data, where)
         self._is_of_a_sidecar = is_url(where)
-        self.generation = document.generation
-        self.created_unix_nano = document.created_unix_nano
-        self.tracefit_version = document.tracefit_version
         self._identities = [
-            Identity(each.config_id, each.facts, each.last_heard_unix_nano, each.replaced) for each in document.configs
+            Identity(each.config_id, each.facts, each.last_heard_unix_nano, each.replaced) for each in self._described
         ]
         names = names_of(self._identities)
         self.configs: tuple[Config, ...] = tuple(
-            Config(described, name=name) for described, name in zip(document.configs, names, strict=True)
+            Config(described, name=name) for described, name in zip(self._described, names, strict=True)
         )
         self.data = data
 
@@ -86,7 +83,7 @@ class Snapshot:
 
     def diff(self, other: Snapshot) -> Diff:
         """What changed from this one to ``other``; see :class:`Diff`."""
-        return compared(self._document, other._document)
+        return compared(self._described, other._described)
 
 
 def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, timeout_s: float = 10.0) -> Snapshot:

@@ -91,7 +91,7 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
         self._strata = visited_strata(target, config.telemetry)
-        self.seen = {} if target.seen is None else target.seen.features
+        self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
         values = {each.name: each.value for each in self.model.coefficients}
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)
@@ -181,8 +181,7 @@ def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
 
     A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
     """
-    steps = map(smallest_step, target.seen.cells if target.seen is not None else ())
-    strata = {stratum_name(*step) for step in steps if step is not None}
+    strata = {stratum_name(*step) for step in map(smallest_step, target.cells) if step is not None}
     if of_means(telemetry):
         sizes = {name.partition(":")[2] for name in strata}
         strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}

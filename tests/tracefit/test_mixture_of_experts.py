@@ -61,7 +61,7 @@ def test_where_its_experts_are_known_their_coefficient_carries_to_larger_batches
 
 
 def _seen(config):
-    return config.targets["step_time"].seen.features["requests"][1]
+    return config.targets["step_time"].seen["requests"][1]
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,10 @@ FIELDS = {
     "ConfigDiff": "before_id after_id moves step term added",
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
-    "Target": "name champion models interval shapes seen mean_us mean_factor step_ahead_us "
+    "Target": "name champion models interval shapes seen cells mean_us mean_factor step_ahead_us "
     "context_us_per_token factors_applied level change outliers",
     "Model": "name coefficients rows mape median_ape covariance",
     "Interval": "pooled strata",
-    "Seen": "features cells",
     "Shape": "factor rows usual",
     "Level": "factor last_row_unix_nano",
     "OutlierReplica": "engine ratio stderr term added siblings",

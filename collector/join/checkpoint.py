@@ -17,11 +17,11 @@ import numpy as np
 from collector.config import Config
 from collector.identity import Fact, FactSource
 from collector.join.api_queueing import ApiQueueing
-from collector.join.inferred import ApiProcess, SchedulingVotes, Sums
+from collector.join.inferred import ApiProcess, Sums
 from collector.join.pages import PageEngine
 from online import RowBlock, Target
 
-from .emitter import Emitter, Key, TargetRows
+from .emitter import Emitter, Key, Scheduling, TargetRows
 from .engine import Engine
 from .passes import PassEngine
 
@@ -80,8 +80,7 @@ class RowWatermarks:
 class Calibration(msgspec.Struct):
     """How an engine process is read: how it schedules, and what its steps have taught."""
 
-    votes: SchedulingVotes
-    learned: bool
+    scheduling: Scheduling
     sums: Sums
     warmed_up: bool
     emitted_to: Natural
@@ -90,37 +89,35 @@ class Calibration(msgspec.Struct):
     """When that step began."""
     has_summaries: bool = False
     has_journeys: bool = False
-    has_exact_context: bool = False
-    """Whether its steps were told, its journeys, and the steps' context: what its rows are made from."""
+    is_exact: bool = False
+    """Whether its steps were told, its journeys, and all of the steps: what its rows are made from."""
     longest_run_ns: Natural = 0
     """Of the requests that ended: others may run for as long that are not heard of."""
 
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
         """Of an engine's process."""
-        process, calibration = engine.process, engine.calibration
+        process = engine.process
         return cls(
-            votes=process.votes,
-            learned=calibration.learned,
-            sums=calibration.sums,
+            scheduling=process.scheduling,
+            sums=engine.calibration.sums,
             warmed_up=process.warm_up.over,
             emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
             has_summaries=process.has_summaries,
             has_journeys=process.has_journeys,
-            has_exact_context=process.has_exact_context,
+            is_exact=process.is_exact,
             longest_run_ns=process.longest_run_ns,
         )
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process, calibration = engine.process, engine.calibration
-        calibration.sums, calibration.learned = self.sums, self.learned
-        process.votes, process.window.base = self.votes, self.emitted_to + 1
+        process, engine.calibration.sums = engine.process, self.sums
+        process.scheduling, process.window.base = self.scheduling, self.emitted_to + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
         process.warm_up.over = self.warmed_up
         process.has_summaries, process.has_journeys = self.has_summaries, self.has_journeys
-        process.has_exact_context, process.longest_run_ns = self.has_exact_context, self.longest_run_ns
+        process.is_exact, process.longest_run_ns = self.is_exact, self.longest_run_ns
 
 
 class EmitterCheckpoint(msgspec.Struct):

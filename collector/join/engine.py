@@ -107,7 +107,7 @@ class Engine(Emitter):
     @property
     def scheduling(self) -> Scheduling:
         """What its process does."""
-        return self.process.votes.decided
+        return self.process.scheduling
 
     @property
     def last_step(self) -> int:

@@ -6,8 +6,9 @@ order of step ids,
     y(n) = done(n) - done(n - 1)            if step n - 1 had tokens
     y(n) = done(n) - start(n)               if it had none: the engine was idle until step n began
 
-with no lag in either scheduling mode. An engine that has nothing to do makes an empty step and waits. Where that step
-is not in the telemetry, step n began late by what no step took:
+with no lag in either scheduling mode. Where nobody tells when step n - 1 was done, it is when step n began, unless the
+engine is known to schedule asynchronously. An engine that has nothing to do makes an empty step and waits. Where that
+step is not in the telemetry, step n began late by what no step took:
 
     idle(n) = max(start(n) - done(n - 1), 0)     if nobody waited, nobody decodes in n, and all that ran before have
                                                  ended, or no prompt of theirs can go on in n
@@ -25,9 +26,6 @@ from collector.join.window import Cells
 from collector.telemetry import RowDrop
 from online import Mask
 
-_VOTES_MIN = 8
-"""Steps behind each other that tell how an engine schedules; fewer may all stand next to an idle moment."""
-
 
 def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
     """How many of these steps, from the first on, are final, so that nothing of them can come: up to the watermark."""
@@ -38,13 +36,13 @@ def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
 def done_stamps(steps: Cells, cells: Cells) -> Stamps:
     """The boundaries 1..m-2 that m consecutive steps stamp (the edges lack a neighbour): when the step before was done.
 
-    Where that had no tokens, and in a pause that no step took, the next step begins late.
+    Where nobody tells that, it had no tokens, or there was a pause that no step took, it is when the next step begins.
     """
     at, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
     seen, empty = cells["seen"], steps["scheduled_tokens"] == 0
     wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
     busy = seen[before] & ~empty[before] & (steps["ts_done_ns"][before] > 0)
-    begins = seen[before] & empty[before] & seen[at]
+    begins = seen[before] & ~busy & seen[at]
     start_ns = steps["ts_start_ns"][at]
     ns = np.where(busy, steps["ts_done_ns"][before], start_ns)
     unix_ns = ns + np.where(busy, wall_offset[before], wall_offset[at])
@@ -71,10 +69,12 @@ def drops(steps: Cells, stamps: Stamps) -> list[tuple[RowDrop, Mask]]:
     ]
 
 
-def overlaps(steps: Cells, cells: Cells) -> bool | None:
-    """Whether an engine schedules a step while the one before it runs; None where these steps are too few to tell."""
+def overlaps(steps: Cells, cells: Cells) -> tuple[int, int]:
+    """How many pairs of steps tell how an engine schedules, and in how many the second began before the first was done.
+
+    Pairs next to an idle moment tell nothing.
+    """
     behind = cells["seen"][:-1] & cells["seen"][1:] & (steps["scheduled_tokens"][:-1] > 0)
     behind &= (steps["scheduled_tokens"][1:] > 0) & (steps["ts_done_ns"][:-1] > 0)
-    pairs = np.count_nonzero(behind)
-    early = np.count_nonzero(behind & (steps["ts_start_ns"][1:] < steps["ts_done_ns"][:-1]))
-    return None if pairs < _VOTES_MIN else bool(2 * early > pairs)
+    early = behind & (steps["ts_start_ns"][1:] < steps["ts_done_ns"][:-1])
+    return int(np.count_nonzero(behind)), int(np.count_nonzero(early))

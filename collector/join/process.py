@@ -6,10 +6,9 @@ is when its summary and its journeys agree; for a hole, when the summaries aroun
 ``allowed_lateness_s`` has passed; for any step, when event time has passed it by ``join_timeout_s``. So the rows are a
 function of the telemetry alone, not of the order or the pieces in which it came.
 
-Steps are passed in blocks (step ids divisible by the block's length), because what a block teaches comes into force at
-its end. Whenever the process has advanced, emitted_to = 0 or base <= emitted_to < learned_to, with ``base`` the
-window's first step. Rows lag behind blocks: a block whose last boundaries are not stamped leaves them to the row of a
-later one.
+Steps are passed in blocks (:mod:`collector.join.inferred.calibration`). Whenever the process has advanced,
+emitted_to = 0 or base <= emitted_to < learned_to, with ``base`` the window's first step. Rows lag behind blocks: a
+block whose last boundaries are not stamped leaves them to the row of a later one.
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ from online.transfer import HIDES_HITS
 from . import exact
 from .emitter import Emitter, Scheduling, TargetRows
 from .inferred import (
+    BLOCK_STEPS,
     Chunks,
     EngineCalibration,
     KvTimeline,
     Run,
-    SchedulingVotes,
     StepView,
     completed_steps,
     drops,
@@ -49,8 +48,8 @@ from .requests import PendingRequest, RequestRow, request_block, rows_of
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
 from .window import StepWindow
 
-_FIRST_BLOCK_STEPS = 256
-"""A new engine waits for its first block; the later ones only cost per block."""
+_VOTES_MIN = 8
+"""Steps that tell how an engine schedules: a stamp or two may be late."""
 _FORGET_FROM_STEPS = 4096
 _STEPS_BEFORE = 2
 """Steps behind the rows that the next row needs: they may say when it begins."""
@@ -62,7 +61,8 @@ class EngineProcess:
     Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
 
     Attributes:
-        is_exact: summaries say all: with contexts, and with when each step was done.
+        scheduling: as what the rows are made; asked of the steps until the first rows leave.
+        is_exact: summaries say all: with contexts, and with when each step was done, or what shows it.
         first_summary_step: smallest step id of a summary; 0 without any.
         longest_run_ns: of the requests that ended.
         emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
@@ -72,9 +72,9 @@ class EngineProcess:
     def __init__(self, settings: Config, engine: Emitter, calibration: EngineCalibration) -> None:
         self._settings, self._engine = settings, engine
         self.calibration = calibration
-        self.votes = SchedulingVotes()
+        self.scheduling = Scheduling.UNKNOWN
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
-        self.has_summaries = self.has_journeys = self.has_exact_context = self.is_exact = False
+        self.has_summaries = self.has_journeys = self.is_exact = False
         self.longest_run_ns = 0
         self.window = StepWindow()
         self.warm_up = WarmUp(settings.warm_up_rows)
@@ -118,7 +118,7 @@ class EngineProcess:
     @property
     def is_asynchronous(self) -> bool:
         """Whether rows are made as of an engine that schedules a step while the one before it runs."""
-        return self.votes.decided is Scheduling.ASYNC
+        return self.scheduling is Scheduling.ASYNC
 
     @property
     def _kv_lateness_ns(self) -> int:
@@ -130,22 +130,21 @@ class EngineProcess:
         """Telemetry quality: what the rows of this process are made from."""
         if not self.has_summaries:
             return Quality.JOURNEYS
-        if self.has_exact_context:
+        if self.is_exact:
             return Quality.STEPS_PLUS
         return Quality.SAMPLED if self.calibration.step_share < 1.0 else Quality.STEPS
 
-    def _decide_mode(self, view: StepView, *, waited: bool) -> None:
-        """Decide the scheduling mode by the end stamps of these steps, or few of them where these have ``waited``.
+    def _decide_scheduling(self, told: int, overlapping: int, *, waited: bool) -> None:
+        """Decide it by how many steps tell it and in how many it overlaps, or by few that have ``waited``.
 
-        Where hardly a stamp tells it, it is what the configuration says.
+        Where hardly a step tells it, it is what the configuration says.
         """
-        shown, fact = SchedulingVotes(), self.calibration.facts.get("async_scheduling")
-        shown.add(view)
-        if shown.decided is Scheduling.UNKNOWN and isinstance(fact, bool):
-            shown.decided = Scheduling.ASYNC if fact else Scheduling.SYNC
-        elif shown.decided is Scheduling.UNKNOWN and self.has_journeys and waited:
-            shown.decided = shown.majority
-        self.votes.decided = shown.decided
+        asynchronous, fact = 2 * overlapping > told, self.calibration.facts.get("async_scheduling")
+        if told < _VOTES_MIN and isinstance(fact, bool):
+            asynchronous = fact
+        elif told < _VOTES_MIN and not (self.has_journeys and waited):
+            return
+        self.scheduling = Scheduling.ASYNC if asynchronous else Scheduling.SYNC
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -161,9 +160,8 @@ class EngineProcess:
         engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
-        has_context = steps["context_tokens_single"] != MISSING
-        self.has_exact_context |= bool(has_context.any())
-        self.is_exact |= bool((has_context & (steps["ts_done_ns"] > 0)).any())
+        ends_told = (steps["ts_done_ns"] > 0) | (self.calibration.facts.get("async_scheduling") is not True)
+        self.is_exact |= bool(((steps["context_tokens_single"] != MISSING) & ends_told).any())
         self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         if len(snapshots):
             self.window.add_snapshots(snapshots[np.isin(snapshots["step_id"], new)])
@@ -194,7 +192,7 @@ class EngineProcess:
         if held:
             self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_to)
             held = first >= self.window.base
-        if not held or (first < self.emitted_to and not self.has_exact_context):
+        if not held or (first < self.emitted_to and not self.is_exact):
             self._engine.count(JoinEvent.JOURNEY_LATE)
         if held:
             self._chunks += project_onto_steps(span, self.window, runs)
@@ -223,7 +221,7 @@ class EngineProcess:
     def _pass_steps(self, *, idle: bool, flush: bool) -> None:
         window, ending = self.window, idle or flush
         waited = ending or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
-        if not (window.size and (self.has_exact_context or self.has_journeys or waited)):
+        if not (window.size and (self.is_exact or self.has_journeys or waited)):
             return  # whether journeys will come, which have the decode context, is not known
         self._give_up_before(window.base)
         first, stop = self.emitted_to or window.base, window.newest_step + 1
@@ -232,9 +230,9 @@ class EngineProcess:
             final = stop if ending else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
             self._pass_exact(first, final, ending=ending)
             return
-        if self.votes.decided is Scheduling.UNKNOWN:
-            self._decide_mode(self._view(first, stop), waited=waited)
-        if self.votes.decided is not Scheduling.UNKNOWN or not self.has_journeys:
+        if not self.learned_to:
+            self._decide_scheduling(*self._view(first, stop).overlaps(), waited=waited)
+        if self.scheduling is not Scheduling.UNKNOWN or not self.has_journeys:
             view = self._view(first, stop)
             final = first + (self._told_steps(view) if idle else self._final_steps(view))
             self._pass_blocks(stop + 1 if flush else final, idle=idle, flush=flush)
@@ -254,9 +252,9 @@ class EngineProcess:
 
     def _final_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are final."""
-        now_unix_ns, by_journeys = self.event_unix_ns, self.has_journeys and not self.has_exact_context
+        now_unix_ns, settings = self.event_unix_ns, self._settings
         final, unix_ns = completed_steps(
-            view, by_journeys=by_journeys, now_unix_ns=now_unix_ns, settings=self._settings
+            view, by_journeys=self.has_journeys, now_unix_ns=now_unix_ns, settings=settings
         )
         return _leading(final & (unix_ns <= now_unix_ns - self._kv_lateness_ns))
 
@@ -280,9 +278,7 @@ class EngineProcess:
         if stop <= begin and not ending:
             return
         around = self.window.columns(first - 1, stop + 2)
-        overlapping = exact.overlaps(*around)
-        if overlapping is not None:
-            self.votes.decided = Scheduling.ASYNC if overlapping else Scheduling.SYNC
+        self._decide_scheduling(*exact.overlaps(*around), waited=False)
         self._count_passed(begin, stop)
         self.learned_to = max(self.learned_to, stop)
         stamps = exact.done_stamps(*around)
@@ -291,30 +287,24 @@ class EngineProcess:
             self._add_rows(first, view, summary_features(view.steps), stamps, exact.drops(view.steps, stamps))
 
     def _pass_blocks(self, stop: int, *, idle: bool, flush: bool) -> None:
-        """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
-        window, calibration = self.window, self.calibration
-        step = max(window.base, self.learned_to)
+        """Pass the steps below ``stop`` block by block: what a block teaches holds for its own rows."""
+        asynchronous = self.is_asynchronous
+        budget_tokens = self.calibration.facts.number("max_num_batched_tokens")
+        step = max(self.window.base, self.learned_to)
         while step < stop:
-            opening = not calibration.learned
-            block_steps = _FIRST_BLOCK_STEPS if opening else self._settings.block_rows
-            end = min(stop, (step // block_steps + 1) * block_steps)
-            if opening and end % block_steps and not (idle or flush):
-                break  # what the block teaches holds for its own rows
-            asynchronous = self.is_asynchronous
-            budget_tokens = calibration.facts.number("max_num_batched_tokens")
-            self._chunks = split_chunks(self._chunks, window, end, budget_tokens, asynchronous=asynchronous)
-            if opening:
-                self._learn(end, idle=idle)
+            end = min(stop, (step // BLOCK_STEPS + 1) * BLOCK_STEPS)
+            if end % BLOCK_STEPS and not (idle or flush):
+                break
+            self._chunks = split_chunks(self._chunks, self.window, end, budget_tokens, asynchronous=asynchronous)
+            self._learn(step, end, idle=idle)
             last = flush and end == stop
             self._emit_rows(end if last or not asynchronous else end - 1, last=last)
-            if not opening:
-                self._learn(end, idle=idle)
             step = end
 
     def _emit_rows(self, stop: int, *, last: bool) -> None:
         """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
         calibration, first = self.calibration, self.emitted_to or self.window.base
-        if not len(self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1).stamps().step):
+        if not len(self._view(max(first, stop - BLOCK_STEPS) - 1, stop + 1).stamps().step):
             return  # in a hole
         view = self._view(first - 1, stop + 1)
         stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
@@ -350,23 +340,16 @@ class EngineProcess:
         self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
         self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))
 
-    def _learn(self, stop: int, *, idle: bool) -> None:
-        """Steps below ``stop`` have passed: what those of this block teach, each once."""
-        block_steps = self._settings.block_rows
-        first, self.learned_to = max(self.learned_to, stop - block_steps), stop
-        if first >= stop:
-            return
+    def _learn(self, first: int, stop: int, *, idle: bool) -> None:
+        """Steps first..stop-1 have passed: what they teach."""
+        calibration, view, self.learned_to = self.calibration, self._view(first, stop), stop
         self._count_passed(first, stop)
-        view = self._view(first, stop)
-        self.votes.add(self._view(first, stop + 1))
-        self.calibration.learn(view, idle=idle)
-        if self.has_journeys and not self.has_exact_context:
+        calibration.learn(view, idle=idle)
+        if self.has_journeys:
             busy = view.seen & ~view.empty
             self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
-        if stop % block_steps == 0 or not self.calibration.learned:
-            self.calibration.end_block()
-            if self.quality is Quality.SAMPLED:
-                self.calibration.facts.learn({HIDES_HITS: self.calibration.hides_hits}, FactSource.DISCOVERY)
+        if self.quality is Quality.SAMPLED:
+            calibration.facts.learn({HIDES_HITS: calibration.hides_hits}, FactSource.DISCOVERY)
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .calibration import EngineCalibration, SchedulingVotes, Sums
+from .calibration import BLOCK_STEPS, EngineCalibration, Sums
 from .journeys import NATURAL, Chunks, Run, project_onto_steps, runs_of, split_chunks, waiting_steps
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
@@ -10,6 +10,7 @@ from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
 from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 __all__ = [
+    "BLOCK_STEPS",
     "NATURAL",
     "NEARLY_WHOLE",
     "WHOLE",
@@ -19,7 +20,6 @@ __all__ = [
     "KvSources",
     "KvTimeline",
     "Run",
-    "SchedulingVotes",
     "StepView",
     "Sums",
     "completed_steps",

@@ -1,66 +1,35 @@
-"""How an engine schedules, and what its steps teach.
+"""What the steps of an engine teach: tokens per KV block, the share of requests that send journeys, and holes.
 
-Synchronous or asynchronous scheduling is told from where end stamps lie (wire contract §5.6): FIRST_TOKEN and FINISHED
-of step s come before ts_start(s + 1) if the engine waits for each step, after it if the next step is scheduled while s
-runs. SCHEDULED of s + 1 tells the same where there is no summary.
-
-Steps teach tokens per KV block, the share of requests that send journeys, and holes. They are learned one by one in
-order, but in force only from the next block boundary on (step ids divisible by ``block_rows``), so that a row does not
-depend on how much telemetry came in one piece.
+Steps are learned in blocks, up to the next id divisible by ``BLOCK_STEPS``, and each block before its own rows are
+made: so a row does not depend on how much telemetry came in one piece.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 
 from collector.identity import EngineFacts
-from collector.join.emitter import Scheduling
 from collector.join.window import Cells
 from online import Floats
 
 from .steps import StepView
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
-Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
-_VOTES_MIN = 8
-"""End stamps that tell how an engine schedules: a stamp or two may be late."""
-_DECAY = 0.8
-"""Of what a block taught, per block: some 5000 steps are remembered."""
+BLOCK_STEPS = 256
+_REMEMBERED_STEPS = 2500.0
 _COMPLETE_SHARE = 0.97
 """Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up.
 
 Below this share of steps with a summary, steps are; of prompt tokens that were computed, the others were cached.
 """
 _REQUESTS_MIN = 32.0
-
-
-class SchedulingVotes(msgspec.Struct):
-    """How many end stamps came before and after the next step began; what the majority says, once there are enough."""
-
-    decided: Scheduling = Scheduling.UNKNOWN
-    sync: Natural = 0
-    asynchronous: Natural = 0
-
-    def add(self, view: StepView) -> None:
-        """Count the votes of consecutive steps; each step must be given once."""
-        completed = view.cells["completed_ns"][:-1]
-        next_ns = np.where(view.seen[1:], view.steps["ts_start_ns"][1:], view.cells["scheduled_ns"][1:])
-        usable = (completed > 0) & (next_ns > 0)
-        sync = int(np.count_nonzero(usable & (completed < next_ns)))
-        self.sync += sync
-        self.asynchronous += int(np.count_nonzero(usable)) - sync
-        if self.sync + self.asynchronous >= _VOTES_MIN:
-            self.decided = self.majority
-
-    @property
-    def majority(self) -> Scheduling:
-        """What most of them say."""
-        return Scheduling.ASYNC if self.asynchronous > self.sync else Scheduling.SYNC
 
 
 class Sums(msgspec.Struct):
@@ -79,53 +48,48 @@ class Sums(msgspec.Struct):
     prompt_tokens: Amount = 0.0
     computed_tokens: Amount = 0.0
 
-    def fold(self, other: Sums) -> None:
-        """Decay, then add a block."""
-        for name in self.__struct_fields__:
-            setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
+    def after(self, block: Sums) -> Sums:
+        """These decayed by the steps of a block, and what the block adds."""
+        kept = math.exp(-block.steps / _REMEMBERED_STEPS)
+        return Sums(*(kept * old + new for old, new in zip(astuple(self), astuple(block), strict=True)))
 
 
 @dataclass(slots=True)
 class EngineCalibration:
-    """What the steps of an engine teach: decayed sums over whole blocks of them, and the block under way.
+    """What the steps of an engine teach: decayed sums over them.
 
     Attributes:
         facts: what its configuration says.
-        learned: whether a whole block has passed.
         kv_block_tokens: ``BlockStored.block_size``; 0 while there is none.
     """
 
     facts: EngineFacts
-    learned: bool = False
     sums: Sums = field(default_factory=Sums)
     kv_block_tokens: float = 0.0
-    _block: Sums = field(default_factory=Sums)
 
     def learn(self, view: StepView, *, idle: bool) -> None:
-        """Take passed steps of one block.
+        """Take the steps of a block; of a part of it, where what comes next is not waited for.
 
         While the engine is ``idle``, requests may run whose journeys will come: that none are here says nothing of how
         many are sent.
         """
-        block, steps, seen = self._block, view.steps, view.seen
-        block.steps += len(steps)
-        block.holes += int(np.count_nonzero(~seen))
-        busy, matched, snapped = seen & (steps["scheduled_tokens"] > 0), view.matched, view.snapped
+        steps, seen, matched, snapped = view.steps, view.seen, view.matched, view.snapped
+        busy = seen & (steps["scheduled_tokens"] > 0)
         told = busy & matched if idle else busy
-        block.rebuilt_requests += float(view.requests @ told)
-        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ told)
         same = busy & (view.prefill_requests == steps["prefill_requests"])
-        block.prompt_tokens += float(view.prefill_tokens @ same)
-        block.computed_tokens += float(steps["prefill_tokens"] @ same)
         exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
         context = np.where(snapped, view.cells["snapshot_context_tokens"], view.context_tokens)
-        block.context_tokens += float(context @ exact)
-        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
-
-    def end_block(self) -> None:
-        """What the block taught is in force from here on."""
-        self.sums.fold(self._block)
-        self._block, self.learned = Sums(), True
+        block = Sums(
+            context_tokens=float(context @ exact),
+            blocks=float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact),
+            rebuilt_requests=float(view.requests @ told),
+            summary_requests=float((steps["prefill_requests"] + steps["decode_requests"]) @ told),
+            steps=float(len(steps)),
+            holes=float(np.count_nonzero(~seen)),
+            prompt_tokens=float(view.prefill_tokens @ same),
+            computed_tokens=float(steps["prefill_tokens"] @ same),
+        )
+        self.sums = self.sums.after(block)
 
     def context_by_blocks(self, steps: Cells) -> Floats:
         """Decode context from blocks in use, shape (m,); NaN while nothing is known.
@@ -157,5 +121,5 @@ class EngineCalibration:
     @property
     def step_share(self) -> float:
         """Share of steps that have a summary; 1 while that looks like all of them."""
-        steps, holes = self.sums.steps + self._block.steps, self.sums.holes + self._block.holes
+        steps, holes = self.sums.steps, self.sums.holes
         return 1.0 - holes / steps if holes > (1.0 - _COMPLETE_SHARE) * steps else 1.0

@@ -59,6 +59,17 @@ class StepView:
         every_token = self.cells["snapshot_tokens"] == self.steps["scheduled_tokens"]
         return np.asarray(self.seen & every_token & (self.cells["snapshot_requests"] == self.steps["decode_requests"]))
 
+    def overlaps(self) -> tuple[int, int]:
+        """How many end stamps tell whether the engine waits for each step, and how many that it does not.
+
+        FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if it does, after it if the next step is
+        scheduled while s runs (wire contract §5.6). SCHEDULED of s + 1 tells the same where there is no summary.
+        """
+        completed_ns = self.cells["completed_ns"][:-1]
+        next_ns = np.where(self.seen[1:], self.steps["ts_start_ns"][1:], self.cells["scheduled_ns"][1:])
+        told = (completed_ns > 0) & (next_ns > 0)
+        return int(np.count_nonzero(told)), int(np.count_nonzero(told & (completed_ns >= next_ns)))
+
     def stamps(self) -> Stamps:
         """The best stamp of every boundary 1..m-2 (the edges lack a neighbour)."""
         steps, cells = self.steps, self.cells

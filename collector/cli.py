@@ -173,9 +173,7 @@ def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float) ->
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
-    replica = {} if directory is None else {"instance": directory.resolve().name}
-    tape = made.gpu_tape(SystemClock(), **replica) if gpu else made.read_tape(made.find_recording())
-    return made.demo(tape, speed, directory, throttle, gpu=gpu)
+    return made.demo(made.read_tape(made.find_recording(gpu=gpu)), speed, directory, throttle, gpu=gpu)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

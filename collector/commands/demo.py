@@ -1,6 +1,7 @@
 """``tracefit demo``: a real sidecar on real ports, fed over gRPC with a recording of a real server.
 
-With ``--gpu`` what is fed is made: what a server on a GPU would send (:mod:`.gpu`).
+With ``--gpu`` it is the recording of a simulated server, whose steps take as long as measured kernels on an H100
+(tests/support/gpu_demo.py made it).
 
 The wall clock and the monotonic clock of the recording move by a constant each, so that what was measured between two
 stamps stays one interval, and the end of the recording reads as the end of the demo. Throttled, intervals are longer
@@ -48,8 +49,7 @@ POLL_S = 1.5
 QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_ms in (30.0, 10.0))
 """The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
-_HOME = Path(__file__).resolve().parents[2]
-_DATA = _HOME / "tests" / "data"
+_DATA, _PACKED = Path(__file__).resolve().parents[2] / "tests" / "data", Path(__file__).with_name("recordings")
 _CELL = 21
 
 
@@ -80,9 +80,12 @@ class Stamps(NamedTuple):
         return round(max(since_ns, 0) * (self.factor - 1.0))
 
 
-def restamped(payload: bytes, stamps: Stamps) -> bytes:
-    """An export with its stamps changed."""
+def restamped(payload: bytes, stamps: Stamps, engine: str = "") -> bytes:
+    """An export with its stamps changed, and the name of its engine if one is given."""
     request = ExportTraceServiceRequest.FromString(payload)
+    for attribute in (attribute for resource in request.resource_spans for attribute in resource.resource.attributes):
+        if engine and attribute.key == "service.instance.id":
+            attribute.value.string_value = engine
     for span in (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans):
         span.start_time_unix_nano = stamps.unix_of(span.start_time_unix_nano)
         span.end_time_unix_nano = stamps.unix_of(span.end_time_unix_nano)
@@ -106,14 +109,10 @@ class Sending(NamedTuple):
     payload: bytes
 
 
-def find_recording() -> Path:
-    """The recording that comes along."""
-    return _found(_DATA / "c10_long" / "otlp.pb.gz", Path(__file__).parent / "demo_recording" / "otlp.pb.gz")
-
-
-def _found(*places: Path) -> Path:
-    """The first that is there: what comes along lies in a checkout, or in an installed package."""
-    return next(filter(Path.is_file, places), places[-1])
+def find_recording(*, gpu: bool = False) -> Path:
+    """The recording that comes along: it lies in a checkout, or in an installed package."""
+    file = Path("g1_gpu_sim" if gpu else "c10_long", "otlp.pb.gz")
+    return next(filter(Path.is_file, (_DATA / file, _PACKED / file)), _PACKED / file)
 
 
 Tape = Sequence[tuple[Received, bytes]]
@@ -126,17 +125,6 @@ def read_tape(recording: Path) -> Tape:
     return list(zip(receipts_of(recording), exports, strict=False))
 
 
-def gpu_tape(clock: Clock, instance: str = "h100-0") -> Tape:
-    """What a server on a GPU would have sent, by the name of its engine."""
-    from .gpu import exports  # noqa: PLC0415
-
-    unix_ns, mono_ns = clock.unix_nano(), clock.monotonic_ns()
-    table = _found(_DATA / "gpu_step_times.json", Path(__file__).parent / "gpu_step_times.json")
-    return [
-        (Received(unix_ns + ns, mono_ns + ns), payload) for ns, payload in exports(table, instance, unix_ns, mono_ns)
-    ]
-
-
 def throttling(index: Sequence[Received], factor: float) -> Stamps:
     """From the middle of a recording on its machine takes ``factor`` times as long, as when its power is capped."""
     middle_unix_ns = (index[0].recv_unix_ns + index[-1].recv_unix_ns) // 2
@@ -144,10 +132,11 @@ def throttling(index: Sequence[Received], factor: float) -> Stamps:
     return Stamps(slow_unix_ns=begins.recv_unix_ns, slow_mono_ns=begins.recv_mono_ns, factor=factor)
 
 
-def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0) -> Iterator[Sending]:
+def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, engine: str = "") -> Iterator[Sending]:
     """The exports of a tape as they should be sent from now on, with the stamps of ``clock``.
 
-    They are sent ``speed`` times faster than recorded. ``throttle`` is the factor of :func:`throttling`.
+    They are sent ``speed`` times faster than recorded, of ``engine`` if that is given. ``throttle`` is the factor of
+    :func:`throttling`.
     """
     index = [received for received, _ in tape]
     slow = throttling(index, throttle)
@@ -161,7 +150,7 @@ def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0) -> I
     )
     for received, (_, payload) in zip(index, tape, strict=True):
         recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
-        yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps))
+        yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps, engine))
 
 
 def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable[[float], None]) -> None:
@@ -246,9 +235,13 @@ def demo(
     *,
     gpu: bool = False,
 ) -> int:
-    """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned. ``gpu``: whose tape."""
+    """Run the demo to its end or to Ctrl-C; the exit code says whether anything was learned.
+
+    ``gpu``: the tape is of the simulated server, and the directory names its engine.
+    """
     clock, question = SystemClock(), GPU_QUESTION if gpu else QUESTION
     directory = (directory or Path("snapshots", "demo")).absolute()
+    engine = directory.name if gpu else ""
     forget_last_run(directory)
     interrupted = False
     try:
@@ -261,7 +254,7 @@ def demo(
             say(f"  OTLP/gRPC  {listen}")
             say("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
             say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
-            send(listen, schedule(tape, speed, clock, throttle), clock, watch_of(f"http://{pages}", clock))
+            send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch_of(f"http://{pages}", clock))
     except KeyboardInterrupt:
         interrupted = True
         say("stopping")

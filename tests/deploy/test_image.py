@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
-CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long"
+CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long tests/data/g1_gpu_sim"
 FILES = "pyproject.toml requirements.lock requirements-fleet.lock README.md LICENSE Dockerfile .dockerignore"
 
 pytestmark = [
@@ -46,7 +46,7 @@ def context(tmp_path_factory):
     context = work / "context"
     for name in CONTEXT.split():
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in (*FILES.split(), "tests/data/gpu_step_times.json"):
+    for name in FILES.split():
         shutil.copy2(ROOT / name, context / name)
     return context
 
@@ -133,7 +133,7 @@ def test_the_image_for_fleets_replays_in_bulk_and_has_ray_and_object_stores(cont
     try:
         inside = [buildah, "run", "--user", "65532:65532", name, "--"]
         run(*inside, "python3", "-c", "import ray, fsspec, s3fs")
-        recording = run(*inside, "find", "/opt/tracefit", "-path", "*demo_recording*", "-name", "*.pb.gz").split()[0]
+        recording = run(*inside, "find", "/opt/tracefit", "-path", "*c10_long*", "-name", "*.pb.gz").split()[0]
         replayed = run(*inside, "tracefit", "fleet", "replay", recording, "-o", "/tmp/fleet")
         assert "15,827 step rows" in replayed
     finally:

@@ -132,7 +132,7 @@ def test_a_throttled_sibling_is_named_as_the_tutorial_says(tmp_path, monkeypatch
     *demos, pull, show = steps_of(SIBLING)
 
     def play(tape, _speed, directory, throttle, **_):
-        sendings = schedule(tape, 1.0, FakeClock(), throttle)
+        sendings = schedule(tape, 1.0, FakeClock(), throttle, directory.name)
         pipeline = replayed((Export(each.payload, "", "grpc", 1) for each in sendings), 16, feature_sets=("portable",))
         directory.mkdir()
         (directory / "state.bin").write_bytes(pipeline.state())

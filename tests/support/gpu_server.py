@@ -6,11 +6,14 @@ The table is ``tests/data/gpu_step_times.json``, see :mod:`tests.support.gpu_ste
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import islice
+from pathlib import Path
 
-from collector.commands.gpu import StepTimes
+import numpy as np
+
 from tests.support import vllm_senders
 from tests.support.paths import DATA
 from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, Limits, Traffic, Work
@@ -25,6 +28,24 @@ FACTS = {
     "qwen32b-h200": ("Qwen/Qwen3-32B", "H200", 2),
     "qwen30a3-h200": ("Qwen/Qwen3-30B-A3B", "H200", 1),
 }
+
+
+class StepTimes:
+    """The table: microseconds by prompt tokens, decoding requests and tokens of context of each."""
+
+    def __init__(self, path: Path, machine: str) -> None:
+        table = json.loads(path.read_bytes())
+        self._axes = [np.array(table[name], np.float64) for name in ("prefill_tokens", "decodes", "contexts")]
+        self._us = np.array(table["step_us"][machine])
+
+    def us(self, prefill_tokens: float, decodes: float, context: float) -> float:
+        """Time of one step, by straight lines between the points and beyond them."""
+        us = self._us
+        for axis, value in zip(self._axes, (prefill_tokens, decodes, context), strict=True):
+            below = min(max(int(np.searchsorted(axis, value, "right")) - 1, 0), len(axis) - 2)
+            share = (value - axis[below]) / (axis[below + 1] - axis[below])
+            us = (1.0 - share) * us[below] + share * us[below + 1]
+        return float(us)
 
 
 @cache

@@ -70,20 +70,16 @@ def find_config(identities: Sequence[Identity], which: str = "", *, model: str =
     Raises:
         NotFoundError: none fits, or several; it lists them.
     """
-    named = [
+    names, words = names_of(identities), _words(which)
+    fitting = [
         index
         for index, each in enumerate(identities)
-        if model.lower() in _fact(each, "model") and gpu.lower() in _fact(each, "gpu")
+        if model.lower() in _fact(each, "model")
+        and gpu.lower() in _fact(each, "gpu")
+        and (each.config_id.startswith(which) or (words and all(_says(each, names[index], word) for word in words)))
     ]
-    names = names_of(identities)
-    fitting = [index for index in named if identities[index].config_id.startswith(which)]
-    words = [model.lower()] if model else []
-    if which and not fitting:
-        words += _words(which)
-        fitting = [index for index in named if words and all(_says(identities[index], names[index], w) for w in words)]
-    exact = [
-        index for index in fitting if identities[index].config_id == which or _fact(identities[index], "model") in words
-    ]
+    whole = {which, model.lower(), *words} - {""}
+    exact = [i for i in fitting if not whole.isdisjoint((identities[i].config_id, _fact(identities[i], "model")))]
     fitting = exact or fitting
     silent = _silent({index: identities[index] for index in fitting})
     alive = [index for index in fitting if index not in silent] or fitting
@@ -141,8 +137,6 @@ def _words(text: str) -> list[str]:
 
 
 def _says(identity: Identity, name: str, word: str) -> bool:
-    if word.startswith("tp="):
-        return word == f"tp={_fact(identity, 'tensor_parallel_size')}"
     parts = (_fact(identity, "model"), _fact(identity, "gpu"))
     return any(word in part for part in parts) or identity.config_id.startswith(word) or word in _words(name)
 

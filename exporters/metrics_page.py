@@ -1,8 +1,7 @@
 """The /metrics page in the text format of Prometheus: a snapshot by one table of families, and our own counters.
 
-The snapshot's families are rendered once a generation; our own counters at every scrape. Every label value comes from
-a closed set, except ``config``, whose number is capped by the learner, and those of ``tracefit_config_info``, which has
-one series per configuration. What is not known is absent, never zero, never NaN.
+Every label value comes from a closed set, except ``config``, whose number is capped by the learner, and those of
+``tracefit_config_info``, which has one series per configuration. What is not known is absent, never zero, never NaN.
 
 A configuration that would make the page too long is withheld, and its series are counted. Observed TTFT is
 QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the predicted one.
@@ -13,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from exporters.what_if import Advisory, LoadView, PerGeneration
+from exporters.what_if import Advisory, LoadView
 from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
 from online import ConfigSnapshot, Snapshot, TargetSnapshot
 
@@ -159,21 +158,22 @@ def _shown(values: Values) -> dict[tuple[str, Key], float]:
 
 def snapshot_families(
     snapshot: Snapshot,
-    max_series: int = DEFAULT_MAX_SERIES,
     advisory: Advisory | None = None,
-    silent: Container[str] = (),
+    now_unix_nano: int = 0,
+    max_series: int = DEFAULT_MAX_SERIES,
 ) -> Iterator[Metric]:
     """Metric families of one snapshot, in the order of the tables; empty ones are left out.
 
     At most ``max_series`` of ``FAMILIES``. ``advisory`` has verdicts, and what the coefficients say of the load of the
-    last minute; nothing is asked of the configurations in ``silent``, whose engines are gone.
+    last minute; of a configuration whose engines are gone nothing of it is shown.
     """
     by_family: dict[str, dict[Key, float]] = {family.name: {} for family in FAMILIES}
     count = withheld = 0
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
-        if advisory is not None and config.config_id not in silent:
-            values.append(_load_values(config, advisory.of(snapshot, config)))
+        view = None if advisory is None else advisory.of(snapshot, config)
+        if view is not None and not view.verdict.silent_since(now_unix_nano):
+            values.append(_load_values(config, view))
         own = _shown(chain(*values))
         if count + len(own) > max_series:
             withheld += len(own)
@@ -320,17 +320,9 @@ class MetricsPage:
         self._source = source
         self._advisory = advisory
         self._unix_nano = unix_nano
-        self._kept = PerGeneration[frozenset[str], bytes]()
 
     def render(self) -> bytes:
-        """The page for one scrape; what it shows of a snapshot is made anew when an engine falls silent."""
-        snapshot, silent = self._source(), frozenset[str]()
-        if snapshot is not None and self._advisory is not None:
-            silent = self._advisory.silent(snapshot, self._unix_nano())
-
-        def render_snapshot(_: Snapshot | None) -> bytes:
-            shown = () if snapshot is None else snapshot_families(snapshot, advisory=self._advisory, silent=silent)
-            return generate_latest(_Families(shown))
-
-        kept = self._kept.get(lambda: snapshot, silent, render_snapshot)
-        return kept + generate_latest(_Families(self._own.collect()))
+        """The page for one scrape."""
+        snapshot = self._source()
+        shown = () if snapshot is None else snapshot_families(snapshot, self._advisory, self._unix_nano())
+        return generate_latest(_Families(chain(shown, self._own.collect())))

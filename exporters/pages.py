@@ -1,9 +1,8 @@
 """The pages of the HTTP port: snapshots as documents, questions and answers, health, and the table of all.
 
-docs/openapi.yaml describes them. A document is rendered once per generation. The client bounds the work of an answer: a
-plan looks at some hundred loads, a load at some dozen steps. A refusal is one line of text: 400 names the parameter,
-404 and 422 say what is not there. A handler maps a request to a response and may not block; sockets are the collector's
-business.
+docs/openapi.yaml describes them. The client bounds the work of an answer: a plan looks at some hundred loads, a load at
+some dozen steps. A refusal is one line of text: 400 names the parameter, 404 and 422 say what is not there. A handler
+maps a request to a response and may not block; sockets are the collector's business.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
 from exporters.questions import QuestionError, answer_query
-from exporters.what_if import ClientView, PerGeneration
+from exporters.what_if import ClientView
 from online import ConfigSnapshot, Snapshot
 from tracefit import NotFoundError, TracefitError
 
@@ -94,11 +93,10 @@ class SnapshotDocuments:
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self._source = source
-        self._documents = PerGeneration[tuple[str, ...], Response | None]()
 
     def answer_snapshot(self, _: Request) -> Response:
         """Answer ``/snapshot``, whole or one configuration."""
-        return self._answer((), JSON, Snapshot.to_json)
+        return self._answer(JSON, Snapshot.to_json)
 
     def answer_config(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}: the same schema with one configuration."""
@@ -107,7 +105,7 @@ class SnapshotDocuments:
             config = _find(snapshot, request.captures[0])
             return msgspec.structs.replace(snapshot, configs=[config]).to_json()
 
-        return self._answer(request.captures, JSON, render)
+        return self._answer(JSON, render)
 
     def answer_blis(self, request: Request) -> Response:
         """Serve /snapshot/{config_id}/blis.yaml; ``?format=flags``, ``?alpha=effective``."""
@@ -119,15 +117,12 @@ class SnapshotDocuments:
             config = _find(snapshot, request.captures[0])
             return export(snapshot, config, f"blis-{file_format}", alpha=alpha)[0]
 
-        content_type = YAML if file_format == "yaml" else TEXT
-        return self._answer((*request.captures, file_format, alpha), content_type, render)
+        return self._answer(YAML if file_format == "yaml" else TEXT, render)
 
-    def _answer(self, key: tuple[str, ...], content_type: str, render: Callable[[Snapshot], bytes]) -> Response:
-        def make(snapshot: Snapshot | None) -> Response | None:
-            return None if snapshot is None else document(render(snapshot), content_type)
-
+    def _answer(self, content_type: str, render: Callable[[Snapshot], bytes]) -> Response:
+        snapshot = self._source()
         try:
-            return self._documents.get(self._source, key, make) or nothing_yet()
+            return nothing_yet() if snapshot is None else document(render(snapshot), content_type)
         except LookupError:
             return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
         except BlisError as error:
@@ -163,7 +158,7 @@ class QuestionPages:
         if snapshot is None:
             return nothing_yet()
         try:
-            find = partial(self._view.config, snapshot)
+            find = partial(self._view.meant, snapshot)
             answer = answer_query(request.path[1:], request.query, find, self._clock_ns())
         except QuestionError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))

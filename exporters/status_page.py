@@ -221,7 +221,7 @@ def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now:
     wanted = {name: value for name, value in query.items() if value and name != _ASK}
     method = "plan" if query[_ASK] == "plan" else "predict"
     try:
-        answer = answer_query(method, wanted, partial(view.config, snapshot), now)
+        answer = answer_query(method, wanted, partial(view.meant, snapshot), now)
     except (QuestionError, TracefitError) as error:
         return {"error": str(error)}
     lines = [*answer.lines(), *answer.caveats()]

@@ -8,37 +8,35 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
+
+import msgspec
 
 import tracefit
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, Identity, RequestEstimate, TracefitError, Verdict
 
-Key = TypeVar("Key", bound=Hashable)
 Made = TypeVar("Made")
 
 
-class PerGeneration(Generic[Key, Made]):
-    """Things made of one generation, by key; those of an earlier one are dropped. Keys have to be bounded."""
+class PerGeneration(Generic[Made]):
+    """Things made of the configurations of one generation, by their ids; those of an earlier one are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._shown: Snapshot | None = None
-        self._made: dict[Key, Made] = {}
+        self._snapshot: Snapshot | None = None
+        self._made: dict[str, Made] = {}
 
-    def get(self, source: Callable[[], Snapshot | None], key: Key, make: Callable[[Snapshot | None], Made]) -> Made:
-        """What ``make`` makes of the snapshot that ``source`` returns; what it raises, and None, is not kept."""
+    def get(self, snapshot: Snapshot, config_id: str, make: Callable[[], Made]) -> Made:
+        """What ``make`` makes; what it raises is not kept."""
         with self._lock:
-            snapshot = source()
-            if snapshot is not self._shown:
-                self._shown, self._made = snapshot, {}
-            made = self._made.get(key)
-            if made is None:
-                made = make(snapshot)
-                if made is not None:
-                    self._made[key] = made
-            return made
+            if snapshot is not self._snapshot:
+                self._snapshot, self._made = snapshot, {}
+            if config_id not in self._made:
+                self._made[config_id] = make()
+            return self._made[config_id]
 
 
 def identities_of(configs: Sequence[ConfigSnapshot]) -> list[Identity]:
@@ -59,33 +57,28 @@ class ClientView:
 
     def __init__(self, source: Callable[[], Snapshot | None]) -> None:
         self.snapshot = source
-        self._configs = PerGeneration[str, tracefit.Config]()
+        self._configs = PerGeneration[Config]()
 
-    def config(self, snapshot: Snapshot, which: str = "") -> tracefit.Config:
+    def meant(self, snapshot: Snapshot, which: str = "") -> Config:
         """The only configuration that is meant, as ``find_config`` of the client understands it.
 
         Raises:
             NotFoundError: none is, or several that are alive.
             LoadError: the client cannot read it.
         """
-        meant = meant_config(snapshot, which)
-        return self._configs.get(lambda: snapshot, meant.config_id, lambda _: self._loaded(meant))
+        return self.config(snapshot, meant_config(snapshot, which))
+
+    def config(self, snapshot: Snapshot, config: ConfigSnapshot) -> Config:
+        """One configuration, by way of the document that the client reads; LoadError if it cannot read it."""
+        document = msgspec.structs.replace(snapshot, configs=[config])
+        return self._configs.get(snapshot, config.config_id, lambda: tracefit.load(document.to_json()).configs[0])
 
     def verdict(self, snapshot: Snapshot, config: ConfigSnapshot) -> Verdict:
         """The client's verdict on one configuration; one that it cannot read is not usable."""
         try:
-            return self.config(snapshot, config.config_id).verdict
+            return self.config(snapshot, config).verdict
         except TracefitError as error:
             return Verdict(usable=False, reasons=(str(error),))
-
-    @staticmethod
-    def _loaded(config: ConfigSnapshot) -> tracefit.Config:
-        """One configuration, by way of the document that the client reads."""
-        document = Snapshot(generation=0, created_unix_nano=0, tracefit_version="", configs=[config])
-        try:
-            return tracefit.load(document.to_json()).configs[0]
-        except UnicodeEncodeError:
-            raise tracefit.LoadError(f"a name in configuration {config.config_id} is no text") from None
 
 
 class WorkloadProfile(NamedTuple):
@@ -163,23 +156,18 @@ class Advisory:
         self.view = view
         self._observed = observed
         self._itl_ms = itl_ms
-        self._made = PerGeneration[str, LoadView]()
+        self._made = PerGeneration[LoadView]()
 
     def of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
         """What can be said of one configuration; one that the client cannot read is not usable."""
-        return self._made.get(lambda: snapshot, config.config_id, lambda _: self._of(snapshot, config))
-
-    def silent(self, snapshot: Snapshot, now_unix_nano: int) -> frozenset[str]:
-        """Ids of the configurations whose engines are gone."""
-        verdicts = {config.config_id: self.of(snapshot, config).verdict for config in snapshot.configs}
-        return frozenset(name for name, verdict in verdicts.items() if verdict.silent_since(now_unix_nano))
+        return self._made.get(snapshot, config.config_id, partial(self._of, snapshot, config))
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
         mix, verdict = self._observed(config.config_id), self.view.verdict(snapshot, config)
         if mix is None or not verdict.usable:
             return LoadView(verdict, mix)
         try:
-            client = self.view.config(snapshot, config.config_id)
+            client = self.view.config(snapshot, config)
             predicted = _predicted(client, mix)
             fits = tuple(
                 Fit(itl_ms, *(_fitting(client, mix, itl_ms, safe=safe) for safe in (False, True)))

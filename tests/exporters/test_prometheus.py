@@ -55,7 +55,7 @@ def test_promtool_finds_nothing_to_say_about_the_page():
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
-NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, "\ud800 lone surrogate", ""]
+NASTY = ['qu"ote', "back\\slash", "line\nfeed", "tab\tNUL\0", "emoji 🚀 Ω", "x" * 10_000, ""]
 
 
 @pytest.mark.parametrize("name", NASTY)

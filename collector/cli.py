@@ -63,6 +63,7 @@ from collector.runtime import (
     set_log_level,
 )
 from exporters import questions
+from tracefit import BadInputError
 
 if TYPE_CHECKING:
     from tracefit import Snapshot
@@ -95,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.UsageError,
         click.Abort,
         OSError,
-        questions.QuestionError,
+        BadInputError,
         UnicodeEncodeError,
     ) as error:
         sentence, code = _refusal(error)
@@ -108,7 +109,7 @@ def _refusal(error: Exception) -> tuple[str, int]:
     match error:
         case click.UsageError():
             return say_usage(error), EXIT_USAGE
-        case questions.QuestionError():
+        case BadInputError():
             return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
         case ConfigError():
             return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG

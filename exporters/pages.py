@@ -20,10 +20,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import MetricsPage
-from exporters.questions import QuestionError, answer_query
+from exporters.questions import answer_query
 from exporters.what_if import ClientView
 from online import ConfigSnapshot, Snapshot
-from tracefit import NotFoundError, TracefitError
+from tracefit import BadInputError, NotFoundError, TracefitError
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -160,7 +160,7 @@ class QuestionPages:
         try:
             find = partial(self._view.meant, snapshot)
             answer = answer_query(request.path[1:], request.query, find, self._clock_ns())
-        except QuestionError as error:
+        except BadInputError as error:
             return plain(HTTPStatus.BAD_REQUEST, str(error))
         except NotFoundError as error:
             return not_found(error)

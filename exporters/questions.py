@@ -26,15 +26,6 @@ _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 _WHOLE_FROM = 1e3
 
 
-class QuestionError(ValueError):
-    """A question that cannot be read; ``parameter`` is the one to mend."""
-
-    def __init__(self, parameter: str, problem: str) -> None:
-        super().__init__(f"{parameter}: {problem}")
-        self.parameter = parameter
-        self.problem = problem
-
-
 class Parameter(NamedTuple):
     """One parameter of a question.
 
@@ -129,20 +120,20 @@ def read_query(query: Mapping[str, str], parameters: tuple[Parameter, ...]) -> d
     """The parameters of a URL as numbers, switches and text; those that were left out are not in it.
 
     Raises:
-        QuestionError: a parameter is unknown, missing, or not what it should be.
+        BadInputError: a parameter is unknown, missing, or not what it should be.
     """
     by_name = {each.name: each for each in parameters}
     given = {}
     for name, text in query.items():
         if name not in by_name:
-            raise QuestionError(name[:SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
+            raise BadInputError(name[:SHOWN_CHARS], f"no such parameter; there are {', '.join(by_name)}")
         try:
             given[name] = READERS[by_name[name].kind](text)
         except ValueError as error:
-            raise QuestionError(name, str(error)) from None
+            raise BadInputError(name, str(error)) from None
     for each in parameters:
         if each.required and each.name not in given:
-            raise QuestionError(each.name, f"missing: {each.meaning}")
+            raise BadInputError(each.name, f"missing: {each.meaning}")
     return given
 
 
@@ -168,20 +159,20 @@ def read_prediction(given: Mapping[str, Any]) -> Question:
     """The question of ``predict``, from numbers by parameter; a missing one may be None.
 
     Raises:
-        QuestionError: it is neither a step nor a load, or both, or incomplete.
+        BadInputError: it is neither a step nor a load, or both, or incomplete.
     """
     step, load = ("requests", "prefill", "context"), ("prompt", "output", "concurrency", "prefix_hit")
     of_step, of_load = ([name for name in names if given.get(name) is not None] for names in (step, load))
     if of_step and of_load:
-        raise QuestionError(of_load[0], f"a load ({', '.join(load)}) and a step ({', '.join(step)}) are two questions")
+        raise BadInputError(of_load[0], f"a load ({', '.join(load)}) and a step ({', '.join(step)}) are two questions")
     if of_step:
         if not given.get("requests"):
-            raise QuestionError("requests", "missing: a step has so many, one at least")
+            raise BadInputError("requests", "missing: a step has so many, one at least")
         is_prefill = given.get("prefill") and given.get("context") is None
         return _question("step_time", STEP, {**given, "context": 0.0} if is_prefill else given)
     for name in load[:2]:
         if given.get(name) is None:
-            raise QuestionError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
+            raise BadInputError(name, f"missing: give a load ({', '.join(load)}) or a step ({', '.join(step)})")
     return _question("request", LOAD, given)
 
 
@@ -189,10 +180,10 @@ def read_plan(given: Mapping[str, Any]) -> Question:
     """The question of ``plan``, from numbers by parameter.
 
     Raises:
-        QuestionError: it names no target, so that anything would fit.
+        BadInputError: it names no target, so that anything would fit.
     """
     if all(given.get(name) is None for name in ("itl", "ttft", "rate")):
-        raise QuestionError("itl", "missing: give a target: itl, ttft or rate")
+        raise BadInputError("itl", "missing: give a target: itl, ttft or rate")
     return _question("plan", (*SIZED, RATE, *TARGETS), given)
 
 
@@ -286,7 +277,7 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
     """The client's answer; engines that were not heard of for ten minutes are silent.
 
     Raises:
-        QuestionError: a number makes no sense; it names the parameter.
+        BadInputError: a number makes no sense; it names the parameter.
         NoCoefficientsError: there is nothing to predict with.
     """
     query = dict(question.query)
@@ -296,8 +287,7 @@ def answer_question(config: Config, question: Question, now_unix_nano: int) -> A
         limited = config.assuming(**question.assumed) if question.assumed else config
         said = getattr(limited, question.method)(**query)
     except BadInputError as error:
-        problem = str(error).removeprefix(f"{error.parameter}: ")
-        raise QuestionError(_NAME_OF_FIELD.get(error.parameter, error.parameter), problem) from None
+        raise BadInputError(_NAME_OF_FIELD.get(error.parameter, error.parameter), error.problem) from None
     return Answer(config, question._replace(query=query), said, config.verdict.silent_since(now_unix_nano))
 
 
@@ -307,7 +297,7 @@ def answer_query(
     """The answer to the parameters of a URL: ``predict`` or ``plan``, of the configuration that ``config_of`` finds.
 
     Raises:
-        QuestionError, NoCoefficientsError: as :func:`read_query`, the readers and :func:`answer_question`.
+        BadInputError, NoCoefficientsError: as :func:`read_query`, the readers and :func:`answer_question`.
     """
     parameters, read = (PLAN, read_plan) if method == "plan" else (PREDICT, read_prediction)
     given = read_query(query, parameters)

@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from exporters import wording
 from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
-from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, QuestionError, answer_query, duration, plain
+from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
 from exporters.what_if import Advisory, ClientView, identities_of, meant_config
 from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
@@ -222,7 +222,7 @@ def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now:
     method = "plan" if query[_ASK] == "plan" else "predict"
     try:
         answer = answer_query(method, wanted, partial(view.meant, snapshot), now)
-    except (QuestionError, TracefitError) as error:
+    except TracefitError as error:
         return {"error": str(error)}
     lines = [*answer.lines(), *answer.caveats()]
     return {"error": "", "lines": lines, "link": f"/{method}?{urlencode(wanted)}"}

@@ -46,11 +46,12 @@ class NoCoefficientsError(TracefitError):
 
 
 class BadInputError(TracefitError, ValueError):
-    """A number that makes no sense; ``parameter`` names it."""
+    """A number that makes no sense; ``parameter`` names it, ``problem`` says what is the matter."""
 
     def __init__(self, parameter: str, problem: str) -> None:
         super().__init__(f"{parameter}: {problem}")
         self.parameter = parameter
+        self.problem = problem
 
 
 def checked(parameter: str, value: object, low: float, high: float) -> float:

@@ -26,12 +26,12 @@ from tracefit import (
     Diff,
     Model,
     Move,
+    NoCoefficientsError,
     NotFoundError,
     Plan,
     RequestEstimate,
     Snapshot,
     Target,
-    TracefitError,
     TypicalStep,
     minute,
     term_text,
@@ -106,12 +106,12 @@ def ask(
     Failed without coefficients that may be used, and where not one request keeps the targets of a plan.
 
     Raises:
-        QuestionError: a parameter makes no sense.
+        BadInputError: a parameter makes no sense.
     """
     try:
         config = snapshot.config(which)
         answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
-    except TracefitError as error:
+    except (NotFoundError, NoCoefficientsError) as error:
         note(_refusal(error))
         return EXIT_FAILED
     if in_json:
@@ -131,7 +131,7 @@ def ask(
     return EXIT_OK if config.usable and fits else EXIT_FAILED
 
 
-def _refusal(error: TracefitError) -> str:
+def _refusal(error: Exception) -> str:
     return f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}"
 
 

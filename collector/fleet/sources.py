@@ -17,15 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-from yarl import URL
-
 from collector.config import is_page_url, with_scheme
-from collector.ingest.scrape import addresses_of
+from collector.ingest.scrape import ALL_ADDRESSES, Resolve, ScrapeTarget, addresses_of, targets_behind
 from collector.recordings import STDIN, Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError, sentence
 from collector.runtime.http import FetchError, HttpClient
@@ -36,27 +34,20 @@ from exporters.status_page import FleetSource
 # --- states -----------------------------------------------------------------------------------------------------------
 
 STATE_PATH = "/state"
-_DNS = "dns+"
-
-Resolve = Callable[[str, int], list[str]]
 
 
 class StateSource(NamedTuple):
-    """One state, called by where it is: an address of HTTP, or a file.
-
-    ``url`` may have a name, behind which ``address`` was found; ``problem``: why a source could not be looked at.
-    """
+    """One state, called by where it is: a page, or a file where there is none; ``problem``: why it cannot be read."""
 
     name: str
-    url: str = ""
-    address: str = ""
+    page: ScrapeTarget | None = None
     problem: str = ""
 
 
 def check_sources(sources: Sequence[str]) -> None:
     """StartError if a source is none."""
     for source in map(with_scheme, sources):
-        if not source or ("://" in source and not is_page_url(source.removeprefix(_DNS))):
+        if not source or ("://" in source and not is_page_url(source.removeprefix(ALL_ADDRESSES))):
             raise StartError(f"{source!r} is no source of states, such as http://host:9464 or a directory")
 
 
@@ -65,7 +56,7 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
     targets: dict[str, StateSource] = {}
     for source in map(with_scheme, sources):
         try:
-            found = list(_look_at(source, resolve))
+            found = _look_at(source, resolve)
         except (OSError, ValueError) as error:
             found = [StateSource(source, problem=sentence(error))]
         for place in found:
@@ -73,29 +64,11 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
     return list(targets.values())
 
 
-def _look_at(source: str, resolve: Resolve) -> Iterator[StateSource]:
-    if "://" not in source:
-        yield from _below(source)
-        return
-    asked = _state_url(source.removeprefix(_DNS))
-    if not source.startswith(_DNS):
-        yield StateSource(str(asked), str(asked))
-        return
-    for address in resolve(asked.host or "", asked.port or 0):
-        yield StateSource(str(asked.with_host(address)), str(asked), address)
-
-
-def _below(source: str) -> Iterator[StateSource]:
-    """The file that a source names, or all states below it."""
+def _look_at(source: str, resolve: Resolve) -> list[StateSource]:
+    if "://" in source:
+        return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
     names = sorted(map(str, state_files(Path(source))))
-    yield from map(StateSource, names)
-    if not names:
-        yield StateSource(source, problem="there is no *.bin in it")
-
-
-def _state_url(url: str) -> URL:
-    asked = URL(url)
-    return asked.with_path(STATE_PATH).with_query(asked.query) if asked.path in ("", "/") else asked
+    return [*map(StateSource, names)] or [StateSource(source, problem="there is no *.bin in it")]
 
 
 STATE_BYTES_MAX = 1 << 30
@@ -138,12 +111,13 @@ async def _fetch(
     """Bring a state here; why it is not taken."""
     if place.problem:
         return PullOutcome.UNREACHABLE, place.problem
-    if not place.url:
+    if place.page is None:
         shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
         return None
     try:
         with file.open("wb") as body:
-            await client.get(place.url, body, STATE_BYTES_MAX, token=token() or "", address=place.address)
+            url, address = place.page
+            await client.get(url, body, STATE_BYTES_MAX, token=token() or "", address=address)
     except FetchError as error:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return PullOutcome.NOTHING_YET, str(error)

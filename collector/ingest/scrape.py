@@ -36,6 +36,7 @@ from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, en
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
+from .access import WatchedFiles
 from .discovery import BESIDE_PAGES, QUESTIONS, Facts, Questions, ask_who
 
 BACKOFF_MAX_S = 30.0
@@ -92,6 +93,20 @@ def addresses_of(host: str, port: int) -> list[str]:
     return sorted({str(address[0]) for *_, address in found})
 
 
+def targets_behind(source: str, path: str, resolve: Resolve) -> list[ScrapeTarget]:
+    """What a source names: with this path where it has none, and every address behind a name with ``dns+``.
+
+    OSError if a name has none; ValueError where it is no address.
+    """
+    url = source.removeprefix(ALL_ADDRESSES)
+    parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+    url = parts.geturl() if parts.path not in ("", "/") else parts._replace(path=path).geturl()
+    if not source.startswith(ALL_ADDRESSES):
+        return [ScrapeTarget(url)]
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return [ScrapeTarget(url, address) for address in resolve(parts.hostname or "", port)]
+
+
 class TargetList:
     """Remembers what each name gave last."""
 
@@ -105,22 +120,13 @@ class TargetList:
         problems = []
         for source in self._sources:
             try:
-                self._known[source] = self._behind(source)
+                self._known[source] = targets_behind(source, "/metrics", self._resolve)
             except (OSError, ValueError) as error:
                 problems.append(f"{source.partition('?')[0]}: {error}")  # a token may stand behind it
         if problems:
             _log.warning("scrape targets of %s", "; ".join(problems))
         every = dict.fromkeys(target for targets in self._known.values() for target in targets)
         return list(every)[:SERVERS_MAX]
-
-    def _behind(self, source: str) -> list[ScrapeTarget]:
-        url = source.removeprefix(ALL_ADDRESSES)
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        url = parts.geturl() if parts.path not in ("", "/") else parts._replace(path="/metrics").geturl()
-        if not source.startswith(ALL_ADDRESSES):
-            return [ScrapeTarget(url)]
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        return [ScrapeTarget(url, address) for address in self._resolve(parts.hostname or "", port)]
 
 
 class ScrapedServer:
@@ -198,23 +204,15 @@ class Scraper:
         self._servers: dict[ScrapeTarget, list[asyncio.Task[None]]] = {}
         """Those that are scraped, and who asks them."""
         self._background = Background("scraper", health, io)
-        _ = self._token()  # a file that is not there is said at start
+        self._token: Callable[[], str] = str
+        if path := config.scrape_token_file:  # a mounted Secret is swapped under us
+            read = partial(Path(path).read_text, encoding="ascii")
+            self._token = WatchedFiles("token file", path, read, "scrape_token_file", clock).held
 
     @property
     def servers(self) -> int:
         """How many servers are scraped now."""
         return len(self._servers)
-
-    def _token(self) -> str:
-        """Read for every question: a mounted Secret is swapped under us."""
-        if not self._config.scrape_token_file:
-            return ""
-        try:
-            return Path(self._config.scrape_token_file).read_text(encoding="ascii").strip()
-        except (OSError, UnicodeDecodeError):
-            if not self._servers:
-                raise ConfigError("scrape_token_file", "cannot be read") from None
-            return ""
 
     def start(self) -> None:
         """Begin, if there is anybody to ask."""
@@ -279,7 +277,7 @@ class Scraper:
         return asyncio.create_task(run())
 
     async def _ask_page(self, server: ScrapedServer) -> float:
-        page = await server.scrape(self._token())
+        page = await server.scrape(self._token().strip())
         self._count("counters", page.outcome if isinstance(page, PageFault) else PullOutcome.READ)
         if isinstance(page, ScrapedPage):
             with self._lock:
@@ -291,7 +289,7 @@ class Scraper:
         return max(interval_s, min(interval_s * 2.0 ** min(server.failures, 20), BACKOFF_MAX_S))
 
     async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
-        answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token())
+        answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token().strip())
         if not answers:
             return RETRY_S
         self._tell(pattern, answers)

@@ -152,7 +152,7 @@ def test_a_name_stands_for_every_address_behind_it():
     places = find_targets(sources, lambda host, _port: behind[host])
     names = ["10.0.0.1", "10.0.0.2", "[fd00::1]"]
     assert [place.name for place in places] == [f"http://{name}:9464/state" for name in names]
-    assert places[0].url == "http://pods.llm.svc:9464/state"
+    assert places[0].page.url == "http://pods.llm.svc:9464/state"
 
 
 @pytest.mark.parametrize(

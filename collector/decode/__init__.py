@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .records import (
-    MISSING,
     STEP_DTYPE,
     ApiSpan,
     CoreSpan,
@@ -15,7 +14,7 @@ from .records import (
     Telemetry,
 )
 from .spans import decode_exports, latest_unix_ns
-from .vocabulary import SpanEventKind
+from .vocabulary import MISSING, SpanEventKind
 from .wire import (
     LARGE_BYTES,
     SMALL_BYTES,

@@ -20,7 +20,7 @@ import msgspec
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
-from .records import MISSING
+from .vocabulary import MISSING
 
 GPU: Final = "GPU"
 _RANKS_MAX: Final = 1 << 16

@@ -15,10 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import vocabulary as words
-from .vocabulary import SpanEventKind
-
-MISSING = -1
-"""Value of an optional integer that was not sent; every valid value is >= 0."""
+from .vocabulary import MISSING, SpanEventKind
 
 
 def _dtype(fields: Iterable[words.Field]) -> list[tuple[str, str]]:
@@ -27,8 +24,6 @@ def _dtype(fields: Iterable[words.Field]) -> list[tuple[str, str]]:
 
 STEP_DTYPE = np.dtype([*_dtype(words.SUMMARY_FIELDS.values()), ("unix_ns", "i8")])
 """One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock."""
-
-STEP_FIELDS = tuple(STEP_DTYPE.names or ())
 
 SNAPSHOT_DTYPE = np.dtype(_dtype(words.SNAPSHOT_FIELDS.values()))
 """One ``step.REQUEST_SNAPSHOT`` each: what a running request stood at. Request ids are not kept."""

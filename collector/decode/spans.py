@@ -25,10 +25,8 @@ from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .records import (
-    MISSING,
     SNAPSHOT_DTYPE,
     STEP_DTYPE,
-    STEP_FIELDS,
     ApiSpan,
     CoreSpan,
     Finish,
@@ -37,6 +35,7 @@ from .records import (
     Telemetry,
 )
 from .vocabulary import (
+    MISSING,
     Rejected,
     SpanEventKind,
     Value,
@@ -51,10 +50,10 @@ from .wire import Export
 _FINISHES: Final = {finish.value: finish for finish in Finish}
 
 
-def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> CoreSpan:
+def core_span(span: Span, counts: Counts, check_time: Callable[[int], None]) -> CoreSpan:
     """A request of the engine core; raises Rejected with the reason it cannot be used.
 
-    Foreign events are left out. ``may_be``: whether something may have happened at a time of the wall clock.
+    Foreign events are left out. ``check_time`` raises it of a time of the wall clock at which nothing can have ended.
     """
     marks: list[SpanEvent] = []
     unix_minus_mono_ns, prompt_tokens, finish = 0, 0, None
@@ -75,8 +74,7 @@ def core_span(span: Span, counts: Counts, may_be: Callable[[int], bool]) -> Core
         raise Rejected(Skip.UNKNOWN_SCOPE)
     _check_order(marks)
     end_unix_ns = marks[-1].ts_ns + unix_minus_mono_ns
-    if not may_be(end_unix_ns):
-        raise Rejected(Skip.OUT_OF_RANGE)
+    check_time(end_unix_ns)
     _count_events(len(span.events), len(marks), counts)
     return CoreSpan(
         span_id=span.span_id,
@@ -186,8 +184,9 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
-_SNAPSHOT: Final = itemgetter(*(field.name for field in words.SNAPSHOT_FIELDS.values()))
-"""The fields of a snapshot as a row of SNAPSHOT_DTYPE."""
+_STEP: Final = itemgetter(*(STEP_DTYPE.names or ()))
+_SNAPSHOT: Final = itemgetter(*(SNAPSHOT_DTYPE.names or ()))
+"""The fields of an event as a row of the columns."""
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
@@ -196,7 +195,10 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
 
 
 def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
-    """One Telemetry per resource of each export, in order; what cannot be used is counted."""
+    """One Telemetry per resource of each export, in order; what cannot be used is counted.
+
+    Times far ahead of an export's arrival are out of range.
+    """
     out: list[Telemetry] = []
     for export in exports:
         try:
@@ -204,21 +206,7 @@ def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Cou
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
-            out += read_spans(request, export, admit_span, counts)
-    return out
-
-
-def read_spans(
-    request: ExportTraceServiceRequest, export: Export, admit_span: AdmitSpan, counts: Counts
-) -> list[Telemetry]:
-    """One Telemetry per resource of an export that is parsed. Times far ahead of its arrival are out of range."""
-    out = []
-    for spans in request.resource_spans:
-        resource = _Resource(spans, export, admit_span, counts)
-        for scope_spans in spans.scope_spans:
-            for span in scope_spans.spans:
-                resource.add(scope_spans.scope.name, span)
-        out.append(resource.telemetry())
+            out += [_Resource(spans, export, admit_span, counts).read(spans) for spans in request.resource_spans]
     return out
 
 
@@ -240,15 +228,18 @@ class _Resource:
         self._steps: list[tuple[float, ...]] = []
         self._snapshots: list[tuple[float, ...]] = []
 
-    def telemetry(self) -> Telemetry:
-        """All that was added."""
+    def read(self, spans: ResourceSpans) -> Telemetry:
+        """All that can be used of it."""
+        for scope_spans in spans.scope_spans:
+            for span in scope_spans.spans:
+                self._add(scope_spans.scope.name, span)
         if self._steps:
             self._out.steps = np.array(self._steps, STEP_DTYPE)
         if self._snapshots:
             self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
         return self._out
 
-    def add(self, scope: str, span: Span) -> None:
+    def _add(self, scope: str, span: Span) -> None:
         """Add a span, and count it and its events."""
         events, counts = len(span.events), self._counts
         counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
@@ -258,7 +249,7 @@ class _Resource:
                 self._add_steps(span)
             elif scope == words.CORE_SCOPE:
                 self._check(span, span.name == words.CORE_SPAN)
-                self._out.core.append(core_span(span, counts, self._may_be))
+                self._out.core.append(core_span(span, counts, self._check_time))
             elif scope == words.API_SCOPE:
                 self._check(span, span.name == words.API_SPAN)
                 self._out.api.append(api_span(span, counts))
@@ -288,19 +279,18 @@ class _Resource:
         ):
             raise Rejected(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
         end_unix_ns = span.end_time_unix_nano
-        if end_unix_ns < words.UNIX_MIN or not self._may_be(end_unix_ns):
-            raise Rejected(Skip.OUT_OF_RANGE)
+        self._check_time(end_unix_ns)
         if span.start_time_unix_nano > end_unix_ns:
             raise Rejected(Skip.INVALID)
         if reason := self._admit_span(self._out.instance, span.span_id, end_unix_ns):
             raise Rejected(reason)
 
-    def _may_be(self, unix_ns: int) -> bool:
-        """Whether something may have happened then; the newest time that may not is remembered."""
-        if unix_ns <= self._latest_unix_ns:
-            return True
-        self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
-        return False
+    def _check_time(self, unix_ns: int) -> None:
+        """Raises Rejected of a time at which nothing can have ended; the newest one ahead is remembered."""
+        if not words.UNIX_MIN <= unix_ns <= self._latest_unix_ns:
+            if unix_ns > self._latest_unix_ns:
+                self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
+            raise Rejected(Skip.OUT_OF_RANGE)
 
     def _add_steps(self, span: Span) -> None:
         """Add summaries and snapshots; a summary that lies ahead although its span does not is left out."""
@@ -320,17 +310,16 @@ class _Resource:
 
     def _summary(self, event: Span.Event) -> tuple[float, ...]:
         """One ``step.BATCH_SUMMARY`` as a row of STEP_DTYPE; raises Rejected with the reason it cannot be used."""
-        fields = read_fields(event, words.SUMMARY_FIELDS)
+        fields = read_fields(event, words.SUMMARY_FIELDS, words.OPTIONAL)
         fields["unix_ns"] = event.time_unix_nano
-        if event.time_unix_nano < words.UNIX_MIN or not self._may_be(event.time_unix_nano):
-            raise Rejected(Skip.OUT_OF_RANGE)
+        self._check_time(event.time_unix_nano)
         if (
             fields["ts_end_ns"] < fields["ts_start_ns"]
             or fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
             or fields["kv_blocks_free"] > fields["kv_blocks_total"]
         ):
             raise Rejected(Skip.INVALID)
-        return tuple([fields.get(name, MISSING) for name in STEP_FIELDS])
+        return _STEP(fields)
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

@@ -45,12 +45,15 @@ AHEAD_MAX_NS: Final = 300 * 10**9
 """How far a sender's clock may be ahead of the receiver's."""
 
 
+MISSING: Final = -1
+"""Value of an optional integer that was not sent; every valid value is >= 0."""
+
+
 class Field(NamedTuple):
-    """One attribute: where it goes, what it may hold, whether an event without it is refused."""
+    """One attribute: where it goes, and what it may hold."""
 
     name: str
     limit: int
-    required: bool = True
     double: bool = False
 
 
@@ -71,10 +74,12 @@ SUMMARY_FIELDS: Final[dict[str, Field]] = {
     "kv.usage_gpu_ratio": Field("kv_usage_ratio", 1, double=True),
     "kv.blocks_total_gpu": Field("kv_blocks_total", COUNT_MAX),
     "kv.blocks_free_gpu": Field("kv_blocks_free", COUNT_MAX),
-    "step.ts_done_ns": Field("ts_done_ns", TIME_MAX, required=False),
-    "batch.context_tokens_single": Field("context_tokens_single", ID_MAX, required=False),
-    "batch.attn_pairs": Field("attention_pairs", ID_MAX, required=False),
+    "step.ts_done_ns": Field("ts_done_ns", TIME_MAX),
+    "batch.context_tokens_single": Field("context_tokens_single", ID_MAX),
+    "batch.attn_pairs": Field("attention_pairs", ID_MAX),
 }
+OPTIONAL: Final = dict.fromkeys(("ts_done_ns", "context_tokens_single", "attention_pairs"), MISSING)
+"""Fields of a summary that may be missing; an event without another one is refused."""
 
 SNAPSHOT_FIELDS: Final[dict[str, Field]] = {
     "step.id": Field("step_id", ID_MAX),
@@ -166,17 +171,19 @@ class Rejected(Exception):
         self.reason = reason
 
 
-def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, float]:
+def read_fields(
+    event: Span.Event, table: Mapping[str, Field], optional: Mapping[str, float] | None = None
+) -> dict[str, float]:
     """Fields of one event by its table; raises Rejected on a wrong type, a bad value or a missing attribute."""
     attributes = event.attributes
     if len(attributes) > ATTRIBUTES_MAX:
         raise Rejected(Skip.INVALID)
-    out: dict[str, float] = {}
+    out = dict(optional or {})
     for attribute in attributes:
         field = table.get(attribute.key)
         if field is None:
             continue
-        name, limit, _, double = field
+        name, limit, double = field
         value = attribute.value
         number = value.double_value if double else value.int_value
         # it reads 0 where the value is of another kind; to ask which costs as much as all else here
@@ -185,7 +192,7 @@ def read_fields(event: Span.Event, table: Mapping[str, Field]) -> dict[str, floa
         if not 0 <= number <= limit:
             raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.INVALID)
         out[name] = number
-    if len(out) < len(table) and not out.keys() >= {field.name for field in table.values() if field.required}:
+    if len(out) < len(table):
         raise Rejected(Skip.MISSING_ATTRIBUTE)
     return out
 

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode import Export
+from collector.decode import Export, decode_exports
 from collector.decode.records import ApiSpan, CoreSpan, RequestSpan, StepColumns, Telemetry
-from collector.decode.spans import read_spans
 from collector.telemetry import Counts
 from tests.support.step_exports import put, scope_in
 from tests.support.toy_engine import UNIX_NS, Job, Run
@@ -177,8 +176,8 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
 
 def telemetry_in(payload: bytes, counts: Counts | None = None, peer: str = "peer") -> list[Telemetry]:
     """What the plain decoder makes of one export, of which no span was there before."""
-    request = ExportTraceServiceRequest.FromString(payload)
-    return read_spans(request, Export(b"", peer, "grpc", 0), lambda *_: None, Counts() if counts is None else counts)
+    export = Export(payload, peer, "grpc", 0)
+    return decode_exports([export], lambda *_: None, Counts() if counts is None else counts)
 
 
 def decoded(*group: Piece, counts: Counts | None = None) -> Telemetry:

@@ -298,7 +298,7 @@ class _Resource:
         for event in span.events:
             try:
                 if event.name == words.SUMMARY_EVENT:
-                    self._steps.append(self._summary(event))
+                    self._steps.append(_STEP(self._summary(event)))
                 elif event.name == words.SNAPSHOT_EVENT:
                     self._snapshots.append(_SNAPSHOT(read_fields(event, words.SNAPSHOT_FIELDS)))
                 else:
@@ -308,8 +308,8 @@ class _Resource:
             else:
                 counts[table.DECODED_EVENTS, table.ACCEPTED] += 1
 
-    def _summary(self, event: Span.Event) -> tuple[float, ...]:
-        """One ``step.BATCH_SUMMARY`` as a row of STEP_DTYPE; raises Rejected with the reason it cannot be used."""
+    def _summary(self, event: Span.Event) -> dict[str, float]:
+        """Fields of one ``step.BATCH_SUMMARY``; raises Rejected with the reason it cannot be used."""
         fields = read_fields(event, words.SUMMARY_FIELDS, words.OPTIONAL)
         fields["unix_ns"] = event.time_unix_nano
         self._check_time(event.time_unix_nano)
@@ -319,7 +319,7 @@ class _Resource:
             or fields["kv_blocks_free"] > fields["kv_blocks_total"]
         ):
             raise Rejected(Skip.INVALID)
-        return _STEP(fields)
+        return fields
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

@@ -6,13 +6,13 @@ process send, the engine's journey is used: it has aborts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind, decode_exports
+from collector.identity import read_json
 from collector.join import SpanWindow
 from collector.recordings import Timed, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
@@ -122,9 +122,9 @@ def export_snapshot(
 
 def _read_model_config(path: Path) -> Mapping[str, Any]:
     try:
-        tree = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise StartError(f"--model-config: {path} is not JSON: {error}") from None
+        tree = read_json(path)
+    except ValueError as error:
+        raise StartError(f"--model-config: {error}") from None
     if not isinstance(tree, dict):
         raise StartError(f"--model-config: {path}: expected an object, got {type(tree).__name__}")
     return tree

@@ -9,6 +9,7 @@ from .resolver import (
     FactSource,
     cannot_derive,
     config_id,
+    read_json,
     shipped_sheets,
 )
 
@@ -19,6 +20,7 @@ __all__ = [
     "FactSource",
     "cannot_derive",
     "config_id",
+    "read_json",
     "shipped_sheets",
     "unknown_experts",
 ]

@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import grpc
@@ -44,6 +44,9 @@ from collector.runtime.http import open_session
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
 from .status import TRAILER_STATUS_DETAILS
+
+if TYPE_CHECKING:
+    from collector.service import Log
 
 NAME: Final = "forward"
 """In health and in the log."""
@@ -109,22 +112,6 @@ class _Failure(NamedTuple):
     pause_s: float = 0.0
 
 
-class ExportLog(Protocol):
-    """The log, as far as it is a queue on disk; ``passed_on`` is kept there, too."""
-
-    newest: int
-    passed_on: int
-    """Number of the last entry that needs no sending any more."""
-
-    def entries(self, first: int, last: int) -> Iterator[Export]:
-        """Those that are there of the entries from one number to another, in order."""
-        ...
-
-    def note_passed_on(self, number: int) -> None:
-        """Keep how far the sending has come."""
-        ...
-
-
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
@@ -135,7 +122,7 @@ class Forwarder:
         clock: for the age of what waits.
         metrics: where it is counted: offered = Σ outcomes + what waits, per signal, always.
         io: the loop.
-        log: where exports with a number are.
+        log: where exports with a number are, and how far they were passed on.
         health: what is told if the task dies.
     """
 
@@ -145,7 +132,7 @@ class Forwarder:
         clock: Clock,
         metrics: Metrics,
         io: IoLoop,
-        log: ExportLog,
+        log: Log,
         health: Health | None = None,
     ) -> None:
         _refuse_loop(config)

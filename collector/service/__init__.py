@@ -5,6 +5,7 @@ from __future__ import annotations
 from .checkpoint import NAME as STATE_NAME
 from .checkpoint import STATES_NAME, Directory, state_files
 from .durability import Durability
+from .log import Log
 from .pipeline import TAKE_BYTES, Pipeline, check_learning, hides_hits, make_pipeline
 from .publish import Publisher, SnapshotWriter
 from .watches import EventTime, MemoryLimiter
@@ -17,6 +18,7 @@ __all__ = [
     "Directory",
     "Durability",
     "EventTime",
+    "Log",
     "MemoryLimiter",
     "Pipeline",
     "Publisher",

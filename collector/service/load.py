@@ -14,9 +14,9 @@ follow the load and teach nothing: not saved, and outside of what a replay has t
 In a burst a request meets many more than there are on the mean over time: the times between bursts are met by nobody.
 The prefix hit compares what was computed with what has finished: it is too low while load grows, else too high.
 
-Of a server whose page is all that is known, the same sums grow between two of its pages: finished requests, their
-tokens; inter-token and first-token latencies; the gauges running + waiting, weighted with the tokens decoded
-meanwhile; prefix hits ÷ prompt tokens. Nothing is added across a counter that fell.
+Of a server whose page is all that is known, the same sums grow between two of its pages: requests that had a first
+token, tokens of prompts and of output; inter-token and first-token latencies; the gauges running + waiting, weighted
+with the tokens decoded meanwhile; prefix hits ÷ prompt tokens. Nothing is added across a counter that fell.
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ REQUESTS_MIN: Final = 5
 _TOKENS_MAX: Final = 1e9
 _PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
 """Telemetry that tells all prompt tokens computed."""
-_FINISHED: Final = (Meaning.FINISHED, Meaning.FINISHED_PROMPT_TOKENS, Meaning.FINISHED_GENERATED_TOKENS)
-_BEGUN: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
-"""For pages that do not sum up what has finished."""
+_ASKED: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
 
 Counted = tuple[float, ...]
 """Values of a page by :class:`Meaning`, NaN where it has no such family."""
@@ -105,8 +103,7 @@ def _sums_between(start: Counted, end: Counted) -> _Sums:
     def sane(*values: float) -> bool:
         return all(0.0 <= value <= _TOKENS_MAX for value in values)  # false for NaN too
 
-    asked = tuple(map(increase, _FINISHED))
-    requests, prompt, output = asked if sane(*asked) else map(increase, _BEGUN)
+    requests, prompt, output = map(increase, _ASKED)
     if not sane(requests, prompt, output):
         return _NOTHING
     hits, all_prompts = increase(Meaning.PREFIX_HIT_TOKENS), increase(Meaning.PROMPT_TOKENS)

@@ -66,8 +66,7 @@ from collector.service import (
     make_pipeline,
 )
 from collector.telemetry import Metrics, Outcome, Signal, table
-from exporters.metrics_page import MetricsPage
-from exporters.pages import QuestionPages, SnapshotDocuments, dispatch, make_routes, protect
+from exporters.pages import dispatch, make_routes, protect
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory, ClientView
 from exporters.wording import name_of
@@ -253,12 +252,14 @@ class Sidecar:
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config
         routes = make_routes(
-            MetricsPage(self.metrics.registry, self.snapshot, advisory=self._advisory, unix_nano=clock.unix_nano),
-            SnapshotDocuments(self.snapshot),
+            self.snapshot,
+            self.metrics.registry,
+            clock.unix_nano,
             alive=self.health.probe_alive,
             ready=self._probe_ready,
+            advisory=self._advisory,
+            view=self._advisory.view,
             status_page=self._status.answer,
-            questions=QuestionPages(self._advisory.view, clock.unix_nano),
             state=self._keeper.checkpoint.read if config.pages_state else None,
         )
         if config.pages_token_file:

@@ -10,9 +10,8 @@ QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as 
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
@@ -302,27 +301,9 @@ class _Families(Collector):
             yield family
 
 
-class MetricsPage:
-    """Renders /metrics from ``own``, the process's metrics, and from the newest snapshot, which ``source`` returns.
-
-    ``advisory`` has verdicts and what the coefficients say of the load; ``unix_nano``, the clock, says who is silent.
-    """
-
-    def __init__(
-        self,
-        own: Collector,
-        source: Callable[[], Snapshot | None],
-        *,
-        advisory: Advisory | None = None,
-        unix_nano: Callable[[], int] = time.time_ns,
-    ) -> None:
-        self._own = own
-        self._source = source
-        self._advisory = advisory
-        self._unix_nano = unix_nano
-
-    def render(self) -> bytes:
-        """The page for one scrape."""
-        snapshot = self._source()
-        shown = () if snapshot is None else snapshot_families(snapshot, self._advisory, self._unix_nano())
-        return generate_latest(_Families(chain(shown, self._own.collect())))
+def render_metrics(
+    own: Collector, snapshot: Snapshot | None, advisory: Advisory | None = None, now_unix_nano: int = 0
+) -> bytes:
+    """The page for one scrape: of the newest snapshot, as :func:`snapshot_families`, and of the process's metrics."""
+    shown = () if snapshot is None else snapshot_families(snapshot, advisory, now_unix_nano)
+    return generate_latest(_Families(chain(shown, own.collect())))

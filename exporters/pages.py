@@ -8,7 +8,6 @@ maps a request to a response and may not block; sockets are the collector's busi
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from http import HTTPStatus
@@ -17,11 +16,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
 
 from exporters.blis import ALPHAS, BlisError, export
-from exporters.metrics_page import MetricsPage
+from exporters.metrics_page import render_metrics
 from exporters.questions import answer_query
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory, ClientView
 from online import ConfigSnapshot, Snapshot
 from tracefit import BadInputError, NotFoundError, TracefitError
 
@@ -88,52 +88,6 @@ def document(body: bytes, content_type: str) -> Response:
     return Response(HTTPStatus.OK, content_type, body, _NOT_STORED)
 
 
-class SnapshotDocuments:
-    """Documents of the newest snapshot; ``source`` returns it, or None before the first."""
-
-    def __init__(self, source: Callable[[], Snapshot | None]) -> None:
-        self._source = source
-
-    def answer_snapshot(self, _: Request) -> Response:
-        """Answer ``/snapshot``, whole or one configuration."""
-        return self._answer(JSON, Snapshot.to_json)
-
-    def answer_config(self, request: Request) -> Response:
-        """Serve /snapshot/{config_id}: the same schema with one configuration."""
-
-        def render(snapshot: Snapshot) -> bytes:
-            config = _find(snapshot, request.captures[0])
-            return msgspec.structs.replace(snapshot, configs=[config]).to_json()
-
-        return self._answer(JSON, render)
-
-    def answer_blis(self, request: Request) -> Response:
-        """Serve /snapshot/{config_id}/blis.yaml; ``?format=flags``, ``?alpha=effective``."""
-        file_format, alpha = request.query.get("format", "yaml"), request.query.get("alpha", "server")
-        if file_format not in {"yaml", "flags"} or alpha not in ALPHAS:
-            return plain(HTTPStatus.BAD_REQUEST, f"format is yaml or flags, alpha is one of {', '.join(ALPHAS)}")
-
-        def render(snapshot: Snapshot) -> bytes:
-            config = _find(snapshot, request.captures[0])
-            return export(snapshot, config, f"blis-{file_format}", alpha=alpha)[0]
-
-        return self._answer(YAML if file_format == "yaml" else TEXT, render)
-
-    def _answer(self, content_type: str, render: Callable[[Snapshot], bytes]) -> Response:
-        snapshot = self._source()
-        try:
-            return nothing_yet() if snapshot is None else document(render(snapshot), content_type)
-        except LookupError:
-            return plain(HTTPStatus.NOT_FOUND, "no such configuration in the newest snapshot")
-        except BlisError as error:
-            return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-
-
-def _find(snapshot: Snapshot, config_id: str) -> ConfigSnapshot:
-    """The configuration with this id; LookupError without one."""
-    return {config.config_id: config for config in snapshot.configs}[config_id]
-
-
 def nothing_yet() -> Response:
     """What is answered before the first snapshot."""
     retry = (("Retry-After", str(RETRY_AFTER_S)), *_NOT_STORED)
@@ -143,30 +97,6 @@ def nothing_yet() -> Response:
 def not_found(error: NotFoundError) -> Response:
     """What is answered where ``config`` means no configuration, or several."""
     return plain(HTTPStatus.BAD_REQUEST if error.several else HTTPStatus.NOT_FOUND, f"config: {error}")
-
-
-class QuestionPages:
-    """Answers of the newest snapshot to ``/predict`` and ``/plan``; ``clock_ns``: how old a level is, who is silent."""
-
-    def __init__(self, view: ClientView, clock_ns: Callable[[], int] = time.time_ns) -> None:
-        self._view = view
-        self._clock_ns = clock_ns
-
-    def answer(self, request: Request) -> Response:
-        """What a step costs, or requests see; how many requests fit, and what limits them."""
-        snapshot = self._view.snapshot()
-        if snapshot is None:
-            return nothing_yet()
-        try:
-            find = partial(self._view.meant, snapshot)
-            answer = answer_query(request.path[1:], request.query, find, self._clock_ns())
-        except BadInputError as error:
-            return plain(HTTPStatus.BAD_REQUEST, str(error))
-        except NotFoundError as error:
-            return not_found(error)
-        except TracefitError as error:
-            return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
-        return document(f"{answer.document()}\n".encode(), JSON)
 
 
 Probe = Callable[[], tuple[bool, Mapping[str, object]]]
@@ -181,35 +111,92 @@ def answer_probe(probe: Probe) -> Response:
 
 
 def make_routes(
-    metrics: MetricsPage,
-    documents: SnapshotDocuments,
+    source: Callable[[], Snapshot | None],
+    own: Collector,
+    unix_nano: Callable[[], int],
     *,
     alive: Probe,
     ready: Probe,
+    advisory: Advisory | None = None,
+    view: ClientView | None = None,
     status_page: Handler | None = None,
-    questions: QuestionPages | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
     """The table of routes; what is not given is a 404.
 
-    ``alive`` and ``ready`` are (ok, detail) of the process and of the receivers, the detail as JSON; ``state``, what
-    /state shows, returns None before the first.
+    Args:
+        source: returns the newest snapshot, None before the first.
+        own: the process's own metrics.
+        unix_nano: the clock: how old a level is, who is silent.
+        alive: (ok, detail) of the process, the detail as JSON.
+        ready: the same of the receivers.
+        advisory: what the coefficients say of the load, for /metrics.
+        view: answers questions.
+        status_page: answers /.
+        state: what /state shows; None before the first.
     """
+
+    def of_snapshot(render: Callable[[Snapshot, Request], Response]) -> Handler:
+        def answer(request: Request) -> Response:
+            snapshot = source()
+            try:
+                return nothing_yet() if snapshot is None else render(snapshot, request)
+            except BadInputError as error:
+                return plain(HTTPStatus.BAD_REQUEST, str(error))
+            except NotFoundError as error:
+                return not_found(error)
+            except (BlisError, TracefitError) as error:
+                return plain(HTTPStatus.UNPROCESSABLE_ENTITY, str(error))
+
+        return answer
+
+    def answer_metrics(_: Request) -> Response:
+        return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, render_metrics(own, source(), advisory, unix_nano()))
+
     routes: dict[str, Handler] = {
-        "/metrics": lambda _: Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, metrics.render()),
+        "/metrics": answer_metrics,
         "/healthz": lambda _: answer_probe(alive),
         "/readyz": lambda _: answer_probe(ready),
-        "/snapshot": documents.answer_snapshot,
-        "/snapshot/*": documents.answer_config,
-        "/snapshot/*/blis.yaml": documents.answer_blis,
+        "/snapshot": of_snapshot(lambda snapshot, _: document(snapshot.to_json(), JSON)),
+        "/snapshot/*": of_snapshot(_one_config),
+        "/snapshot/*/blis.yaml": of_snapshot(_blis),
     }
     if status_page is not None:
         routes["/"] = status_page
-    if questions is not None:
-        routes |= dict.fromkeys(("/predict", "/plan"), questions.answer)
+    if view is not None:
+        questions = of_snapshot(partial(_answer, view, unix_nano))
+        routes |= dict.fromkeys(("/predict", "/plan"), questions)
     if state is not None:
         routes["/state"] = lambda _: nothing_yet() if (learned := state()) is None else document(learned, STATE)
     return routes
+
+
+def _one_config(snapshot: Snapshot, request: Request) -> Response:
+    """The same schema with one configuration."""
+    return document(msgspec.structs.replace(snapshot, configs=[_asked(snapshot, request)]).to_json(), JSON)
+
+
+def _blis(snapshot: Snapshot, request: Request) -> Response:
+    """A file or flags for BLIS; ``?format=flags``, ``?alpha=effective``."""
+    file_format, alpha = request.query.get("format", "yaml"), request.query.get("alpha", "server")
+    if file_format not in {"yaml", "flags"} or alpha not in ALPHAS:
+        return plain(HTTPStatus.BAD_REQUEST, f"format is yaml or flags, alpha is one of {', '.join(ALPHAS)}")
+    body, _ = export(snapshot, _asked(snapshot, request), f"blis-{file_format}", alpha=alpha)
+    return document(body, YAML if file_format == "yaml" else TEXT)
+
+
+def _asked(snapshot: Snapshot, request: Request) -> ConfigSnapshot:
+    """The configuration with the id in the path; NotFoundError without one."""
+    found = next((each for each in snapshot.configs if each.config_id == request.captures[0]), None)
+    if found is None:
+        raise NotFoundError("no such configuration in the newest snapshot", several=False)
+    return found
+
+
+def _answer(view: ClientView, unix_nano: Callable[[], int], snapshot: Snapshot, request: Request) -> Response:
+    """What a step costs, or requests see; how many requests fit, and what limits them."""
+    answer = answer_query(request.path[1:], request.query, partial(view.meant, snapshot), unix_nano())
+    return document(f"{answer.document()}\n".encode(), JSON)
 
 
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})

@@ -22,8 +22,7 @@ from collector.ingest import TokenFile
 from collector.runtime import Clock, Health, IoLoop, StartError, Stop, Task, serve
 from collector.runtime.http import make_page_server
 from collector.telemetry import Metrics, table
-from exporters.metrics_page import MetricsPage
-from exporters.pages import SnapshotDocuments, dispatch, make_routes, protect
+from exporters.pages import dispatch, make_routes, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 
@@ -64,8 +63,9 @@ class FleetService:
             fleet=lambda: self._pulled.sources,
         )
         routes = make_routes(
-            MetricsPage(self.metrics.registry, self.snapshot),
-            SnapshotDocuments(self.snapshot),
+            self.snapshot,
+            self.metrics.registry,
+            clock.unix_nano,
             alive=self.health.probe_alive,
             ready=self._probe_ready,
             status_page=page.answer,

@@ -186,7 +186,7 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(containe
 
 def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_takes_its_traffic(workloads, containers):
     nothing = lambda: (True, {})  # noqa: E731 - a probe
-    routes = set(make_routes(None, Mock(), alive=nothing, ready=nothing))
+    routes = set(make_routes(Mock(), Mock(), Mock(), alive=nothing, ready=nothing))
     gateways = [each["tracefit"] for each in map(containers_of, workloads) if each.keys() == {"tracefit"}]
     assert len(gateways) == 6
     for container in containers:

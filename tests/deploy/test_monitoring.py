@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, MetricsPage
+from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, render_metrics
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
@@ -120,8 +120,7 @@ def an_hour(growth=0):
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
         advisory = Advisory(ClientView(lambda: serving), lambda _: MIX, (50.0,))
-        clock = lambda: cases.CREATED_UNIX_NANO  # noqa: E731 - the callable the real process passes
-        page = MetricsPage(own.registry, lambda: serving, advisory=advisory, unix_nano=clock).render()
+        page = render_metrics(own.registry, serving, advisory, cases.CREATED_UNIX_NANO)
         for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0
             for sample in family.samples:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
-from exporters.metrics_page import PAGE_FAMILIES, MetricsPage, snapshot_families
+from exporters.metrics_page import PAGE_FAMILIES, render_metrics, snapshot_families
 from exporters.what_if import Advisory, ClientView, WorkloadProfile
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online import Snapshot
@@ -178,14 +178,15 @@ def test_without_a_load_there_is_a_verdict_and_no_advice():
 
 
 def test_an_engine_that_falls_silent_has_no_verdict_although_no_generation_came_since():
-    now = [cases.CREATED_UNIX_NANO]
-    page = MetricsPage(
-        CollectorRegistry(), cases.snapshot, advisory=advised(cases.snapshot()), unix_nano=lambda: now[0]
+    now, then = (
+        render_metrics(
+            CollectorRegistry(), cases.snapshot(), advised(cases.snapshot()), cases.CREATED_UNIX_NANO + later
+        )
+        for later in (0, 11 * 60 * 10**9)
     )
-    assert b"\ntracefit_usable{" in page.render()
-    now[0] += 11 * 60 * 10**9
-    assert b"\ntracefit_usable{" not in page.render()
-    assert b"\ntracefit_coefficient{" in page.render()
+    assert b"\ntracefit_usable{" in now
+    assert b"\ntracefit_usable{" not in then
+    assert b"\ntracefit_coefficient{" in then
 
 
 def test_coefficients_that_should_not_be_used_give_a_0_and_no_advice():

@@ -15,8 +15,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from exporters.blis import BlisError, export
-from exporters.metrics_page import MetricsPage
-from exporters.pages import Request, SnapshotDocuments
+from exporters.metrics_page import render_metrics
+from exporters.pages import Request
 from exporters.status_page import StatusPage
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (
@@ -29,6 +29,7 @@ from online.snapshot import (
     Snapshot,
     TargetSnapshot,
 )
+from tests.support.pages import routes_of
 
 SETS = {
     "step_time": ("intercept", "prefill_tokens", "decode_context_tokens", "requests"),
@@ -98,7 +99,7 @@ LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32
 @settings(max_examples=FEWER)
 @given(snapshots)
 def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
-    page = MetricsPage(CollectorRegistry(), lambda: snapshot).render().decode()
+    page = render_metrics(CollectorRegistry(), snapshot).decode()
     samples = [sample for family in parse_text(page) for sample in family.samples]
     assert all(math.isfinite(sample.value) for sample in samples)
     keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]
@@ -113,11 +114,11 @@ def test_any_snapshot_gives_a_status_page_and_documents(snapshot):
     assert text.count("<script>") == text.count("</script>") == 1
     drawn = re.findall(r' (?:x|y|x1|x2|y1|y2|cx|cy|width|height|points|d|viewBox)="([^"]*)"', text)
     assert not [value for value in drawn if "nan" in value or "inf" in value]
-    documents = SnapshotDocuments(lambda: snapshot)
-    assert json.loads(documents.answer_snapshot(Request("/snapshot", (), {}, {})).body)["generation"] >= 0
+    documents = routes_of(lambda: snapshot)
+    assert json.loads(documents["/snapshot"](Request("/snapshot", (), {}, {})).body)["generation"] >= 0
     for config in snapshot.configs:
         request = Request("/snapshot/x/blis.yaml", (config.config_id,), {}, {})
-        assert documents.answer_blis(request).status in {200, 422}
+        assert documents["/snapshot/*/blis.yaml"](request).status in {200, 422}
 
 
 @settings(max_examples=FEWER)

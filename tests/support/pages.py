@@ -11,8 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.config import Endpoint
 from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer, make_page_server
-from exporters.metrics_page import MetricsPage
-from exporters.pages import QuestionPages, Response, Routes, SnapshotDocuments, dispatch, make_routes
+from exporters.pages import Response, Routes, dispatch, make_routes
 from exporters.status_page import StatusPage
 from exporters.what_if import ClientView
 
@@ -26,12 +25,14 @@ def routes_of(source, own=None, *, unix_nano=0, advisory=None, alive=healthy, re
     """Every page; ``source`` returns the newest snapshot, ``page`` has what is for the status page alone."""
     own, clock = CollectorRegistry() if own is None else own, lambda: unix_nano
     return make_routes(
-        MetricsPage(own, source, advisory=advisory, unix_nano=clock),
-        SnapshotDocuments(source),
+        source,
+        own,
+        clock,
         alive=alive,
         ready=ready,
+        advisory=advisory,
+        view=ClientView(source),
         status_page=StatusPage(source, own, ready=ready, unix_nano=clock, advisory=advisory, **page).answer,
-        questions=QuestionPages(ClientView(source), clock),
         state=lambda: None,
     )
 

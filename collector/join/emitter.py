@@ -31,6 +31,16 @@ class Scheduling(enum.StrEnum):
     UNKNOWN = "unknown"
 
 
+class Liveness(enum.IntEnum):
+    """Whether more is expected of an emitter."""
+
+    LIVE = 0
+    IDLE = 1
+    """Nothing has come for so long that nobody waits for it: what was told is used as it is. It may go on."""
+    OVER = 2
+    """Nothing more will come, or is believed to."""
+
+
 class TargetRows(NamedTuple):
     """Rows of one target, in event-time order."""
 
@@ -49,8 +59,7 @@ class Emitter(abc.ABC):
         begun_unix_ns: its first event, 0 if it was there before.
         newest_unix_ns: its newest event, where one process makes an emitter.
         last_seen_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
-        is_idle: nothing has come of it for so long that nobody waits for it.
-        is_over: nor for so long that nothing of what is pending is believed to be completed.
+        liveness: whether more is expected of it.
         is_changed: something was heard of it since its rows were last asked for.
         duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
@@ -64,7 +73,7 @@ class Emitter(abc.ABC):
         self.config_id = self.server = ""
         self.machine: str | None = None
         self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
-        self.is_idle, self.is_over, self.is_changed = False, False, True
+        self.liveness, self.is_changed = Liveness.LIVE, True
         self.duplicate_of: Emitter | None = None
 
     @property
@@ -82,7 +91,7 @@ class Emitter(abc.ABC):
     def record_arrival(self, arrived_unix_ns: int) -> None:
         """Note when something of it came, by the clock here; 0: nobody knows."""
         self.last_seen_unix_ns = arrived_unix_ns or self.last_seen_unix_ns
-        self.is_idle, self.is_over, self.is_changed = False, False, True
+        self.liveness, self.is_changed = Liveness.LIVE, True
 
     def count(self, reason: RowDrop | JoinEvent, number: int = 1) -> None:
         """So many rows were dropped, or so often something happened."""
@@ -110,8 +119,8 @@ class Emitter(abc.ABC):
         """What its rows are made from."""
 
     @abc.abstractmethod
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
-        """Rows that are final now; ``idle``: what was told is used; ``flush``: nothing more will come."""
+    def advance(self) -> list[TargetRows]:
+        """Rows that are final now, by its liveness."""
 
     def snapshot(self) -> EngineSnapshot:
         """What is published of it."""

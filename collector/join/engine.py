@@ -20,7 +20,7 @@ from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
-from .emitter import Emitter, Scheduling, TargetRows
+from .emitter import Emitter, Liveness, Scheduling, TargetRows
 from .inferred import EngineCalibration, KvTimeline
 from .process import EngineProcess
 from .requests import PendingRequest
@@ -60,6 +60,7 @@ class Engine(Emitter):
     def begin_anew(self) -> None:
         """The server came back as another one: the facts are known, and no step."""
         self.count(JoinEvent.ENGINE_RESTART)
+        self.liveness = Liveness.LIVE
         self._begin()
 
     # --- what it is -------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class Engine(Emitter):
 
     def _accept(self, claimed: EngineProcess) -> None:
         """It is what the engine has become: the rows of what it was are final."""
-        self._rows += self.process.advance(flush=True)
+        self._rows += self.process.advance(Liveness.OVER)
         self.process, self._claimed = claimed, None
         self.count(JoinEvent.ENGINE_RESTART)
 
@@ -214,11 +215,11 @@ class Engine(Emitter):
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
-        """Rows that are final now."""
-        if self._claimed is not None and (idle or flush):
+    def advance(self) -> list[TargetRows]:
+        """Rows that are final now, by its liveness."""
+        if self._claimed is not None and self.liveness:
             self._accept(self._claimed)
-        out, self._rows = [*self._rows, *self.process.advance(idle=idle, flush=flush)], []
+        out, self._rows = [*self._rows, *self.process.advance(self.liveness)], []
         if self.duplicate_of is None:
             return out
         self.count(RowDrop.KNOWN_FROM_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))

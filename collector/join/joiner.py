@@ -27,7 +27,7 @@ from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
-from .emitter import Emitter, Key, TargetRows, config_id_of, facts_of, newest_unix_ns
+from .emitter import Emitter, Key, Liveness, TargetRows, config_id_of, facts_of, newest_unix_ns
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, HeldRows, Pending, Rows, watermark_of
 from .passes import PassEngine
@@ -144,7 +144,8 @@ class Joiner:
         held = self._kinds[type(gone)]
         for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
             del held[emitter.key]
-            self._hold_rows(emitter.config_id, emitter, emitter.advance(flush=True))
+            emitter.liveness = Liveness.OVER
+            self._hold_rows(emitter.config_id, emitter, emitter.advance())
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.held()
@@ -172,7 +173,8 @@ class Joiner:
         old, new = engine.config_id, config_id_of(engine)
         if not old or old == new:
             return
-        self._hold_rows(old, engine, engine.advance(flush=True))
+        engine.liveness = Liveness.OVER
+        self._hold_rows(old, engine, engine.advance())
         engine.begin_anew()
         engine.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
@@ -207,51 +209,52 @@ class Joiner:
                 come for ``idle_timeout_s`` is waited for no longer: what it holds becomes rows or drops.
             flush: nothing more will come from anybody.
         """
-        if now_unix_ns is not None:
-            self._find_idle(now_unix_ns)
+        for emitter in self.emitters:
+            before = emitter.liveness
+            if flush:
+                emitter.liveness = Liveness.OVER
+            elif now_unix_ns is not None:
+                self._tell_liveness(emitter, now_unix_ns)
+            emitter.is_changed |= emitter.liveness is not before
         engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
         publishers = self.kv.by_engine({engine.instance for engine in engines})
         for engine in engines:
             engine.read_kv_from(publishers.get(engine.instance))
         for engine in self.engines.values():
-            if engine.is_changed or flush:
+            if engine.is_changed:
                 version, engine.is_changed = engine.facts.version, False
-                self._advance(engine, flush=flush)
+                self._advance(engine)
                 engine.is_changed = engine.facts.version != version  # its configuration is asked for at the next call
         for told in self.pass_engines.values():
             self.resolver.apply(told.facts, {}, told.instance, told.recording)
-            self._advance(told, flush=flush)
+            self._advance(told)
         for process in self.api_processes.values():
-            self._advance_api_process(process, flush=flush)
+            self._advance_api_process(process)
         for page in self.pages.by_key.values():
-            self._advance_page(page, flush=flush)
+            self._advance_page(page)
         described = self._describe()
-        rows = self._ordered_rows(flush=flush)
+        rows = self._ordered_rows()
         events: list[Event] = [*self._renamed, *described, *rows, *self._succeeded]
         self._renamed, self._succeeded = [], []
         return events
 
-    def _find_idle(self, now_unix_ns: int) -> None:
-        """Emitters that are waited for no longer; of whom nothing was heard yet, the time runs from now on."""
-        for emitter in self.emitters:
-            # one heard of later than now: the clock here was set back
-            emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
-            silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
-            before = emitter.is_idle, emitter.is_over
-            emitter.is_idle, emitter.is_over = silent_ns >= self._idle_ns, silent_ns >= self._over_ns
-            emitter.is_changed |= before != (emitter.is_idle, emitter.is_over)
+    def _tell_liveness(self, emitter: Emitter, now_unix_ns: int) -> None:
+        """Whether it is waited for; of one that nothing was heard of yet, the time runs from now on."""
+        # one heard of later than now: the clock here was set back
+        emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
+        silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
+        emitter.liveness = Liveness((silent_ns >= self._idle_ns) + (silent_ns >= self._over_ns))
 
-    def _advance(self, emitter: Emitter, *, flush: bool) -> None:
+    def _advance(self, emitter: Emitter) -> None:
         """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
         if before not in ("", now) and all(one.config_id != before for one in self.emitters):
             self._held.rename(before, now)
             self._renamed.append(ConfigKeyChanged(before, now))
-        rows = emitter.advance(idle=emitter.is_idle, flush=flush or emitter.is_over)
-        self._hold_rows(now, emitter, rows)
+        self._hold_rows(now, emitter, emitter.advance())
 
-    def _advance_api_process(self, process: ApiProcess, *, flush: bool) -> None:
+    def _advance_api_process(self, process: ApiProcess) -> None:
         """Request spans belong to the only configuration of engines that may be their server, else to their process.
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
@@ -261,22 +264,21 @@ class Joiner:
         configs = sorted({engine.config_id for engine in beside})
         by_page = not process.is_whole and self.pages.has_page_of(process)
         if not (configs or by_page):
-            self._advance(process, flush=flush)
+            self._advance(process)
             return
-        rows = process.advance(idle=process.is_idle, flush=flush or process.is_over)
-        process.config_id = ""
+        rows, process.config_id = process.advance(), ""
         if configs and not by_page:
             if len(beside) == sum(map(process.is_same_server, self.api_processes.values())) == 1:
                 beside[0].api_queueing.add_arrivals(process.api_queueing.take_arrivals())
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
 
-    def _advance_page(self, page: PageEngine, *, flush: bool) -> None:
+    def _advance_page(self, page: PageEngine) -> None:
         """Where others tell more of the same engine, its page gives facts."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
         richer = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         if not richer:
-            self._advance(page, flush=flush)
+            self._advance(page)
             return
         page.yield_to(richer)
         known = page.facts.known()
@@ -300,11 +302,11 @@ class Joiner:
         if rows and config_id:
             self._held.add(config_id, emitter.instance, rows)
 
-    def _ordered_rows(self, *, flush: bool) -> list[Rows]:
+    def _ordered_rows(self) -> list[Rows]:
         """Rows up to the watermark, by configuration; those of one without emitters all leave."""
         awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
         for emitter in self.emitters:
-            if not (flush or emitter.is_idle):
+            if not emitter.liveness:
                 awaited[emitter.config_id].append(emitter)
         out = []
         for config_id in self._held.config_ids():
@@ -351,8 +353,8 @@ class Joiner:
         pending, rows = [], self._held.by_emitter()
         for emitter in self.emitters:
             held = emitter.pending_steps, emitter.open_requests, rows[emitter.number]
-            if any(held) and not emitter.is_over:
-                silent_ns = self._over_ns if emitter.is_idle else self._idle_ns
+            if any(held) and emitter.liveness is not Liveness.OVER:
+                silent_ns = self._over_ns if emitter.liveness else self._idle_ns
                 until_unix_ns = emitter.last_seen_unix_ns + silent_ns if emitter.last_seen_unix_ns else 0
                 pending.append(Pending(emitter.instance, *held, until_unix_ns))
         return pending

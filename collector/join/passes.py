@@ -78,15 +78,15 @@ class PassEngine(Emitter):
                 self._passed_unix_ns = max(self._passed_unix_ns, passed.unix_ns)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
 
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
+    def advance(self) -> list[TargetRows]:
         """Rows since the last call; those of a young process are held until its pace is known."""
         out = []
         # heartbeats say that the engine is idle
-        idle |= self.newest_unix_ns - self._passed_unix_ns >= self._settings.idle_timeout_s * 1e9
+        idle = self.newest_unix_ns - self._passed_unix_ns >= self._settings.idle_timeout_s * 1e9
         passes, self._passes = self._passes, defaultdict(list)
         for target in passes.keys() | self._warm_ups.keys():
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
-            rows = self._warm_ups[target].pass_through(blocks, self.counts, flush=idle or flush)
+            rows = self._warm_ups[target].pass_through(blocks, self.counts, flush=idle or self.liveness > 0)
             if len(rows):
                 out.append(TargetRows(target, rows))
         return out

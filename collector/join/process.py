@@ -26,7 +26,7 @@ from online import Floats, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
 from . import exact
-from .emitter import Emitter, Scheduling, TargetRows
+from .emitter import Emitter, Liveness, Scheduling, TargetRows
 from .inferred import (
     BLOCK_STEPS,
     Chunks,
@@ -200,42 +200,36 @@ class EngineProcess:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
-        """Pass every final step and return the rows.
-
-        Args:
-            idle: nothing has come for long: what was told is used as it is. The engine may go on, so that what only the
-                telemetry to come can complete is kept.
-            flush: nothing more will come.
-        """
-        self._pass_steps(idle=idle, flush=flush)
-        rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=idle or flush)
+    def advance(self, liveness: Liveness) -> list[TargetRows]:
+        """Pass every final step and return the rows; of an idle engine, what only more can complete is kept."""
+        self._pass_steps(liveness)
+        rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=liveness > 0)
         out = [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
         out += [TargetRows(Target.SCHEDULE_TIME, block) for block in self._schedule_rows if len(block)]
         self._rows, self._schedule_rows = [], []
         if self.warm_up.over:
-            out += self._request_rows(flush=flush)
+            out += self._request_rows(liveness)
         self._forget_steps()
         return out
 
-    def _pass_steps(self, *, idle: bool, flush: bool) -> None:
-        window, ending = self.window, idle or flush
-        waited = ending or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
+    def _pass_steps(self, liveness: Liveness) -> None:
+        window = self.window
+        waited = liveness > 0 or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
         if not (window.size and (self.is_exact or self.has_journeys or waited)):
             return  # whether journeys will come, which have the decode context, is not known
         self._give_up_before(window.base)
         first, stop = self.emitted_to or window.base, window.newest_step + 1
         if self.is_exact:
             watermark_ns = self.event_unix_ns - max(self._settings.lateness_ns, self._kv_lateness_ns)
-            final = stop if ending else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
-            self._pass_exact(first, final, ending=ending)
+            final = stop if liveness else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
+            self._pass_exact(first, final, liveness)
             return
         if not self.learned_to:
             self._decide_scheduling(*self._view(first, stop).overlaps(), waited=waited)
         if self.scheduling is not Scheduling.UNKNOWN or not self.has_journeys:
             view = self._view(first, stop)
-            final = first + (self._told_steps(view) if idle else self._final_steps(view))
-            self._pass_blocks(stop + 1 if flush else final, idle=idle, flush=flush)
+            final = first + (self._told_steps(view) if liveness is Liveness.IDLE else self._final_steps(view))
+            self._pass_blocks(stop + 1 if liveness is Liveness.OVER else final, liveness)
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
@@ -272,10 +266,10 @@ class EngineProcess:
         told = view.seen | trusted_missing_steps(view, sampled=self.calibration.missing_step_scale != 1.0)
         return min(_leading(told) if self.has_journeys else len(told), *(last + 1)) if len(last) else 0
 
-    def _pass_exact(self, first: int, stop: int, *, ending: bool) -> None:
+    def _pass_exact(self, first: int, stop: int, liveness: Liveness) -> None:
         """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
         begin = max(self.learned_to, self.window.base)
-        if stop <= begin and not ending:
+        if stop <= begin and not liveness:
             return
         around = self.window.columns(first - 1, stop + 2)
         self._decide_scheduling(*exact.overlaps(*around), waited=False)
@@ -286,18 +280,18 @@ class EngineProcess:
             view = StepView(*around, asynchronous=False)
             self._add_rows(first, view, summary_features(view.steps), stamps, exact.drops(view.steps, stamps))
 
-    def _pass_blocks(self, stop: int, *, idle: bool, flush: bool) -> None:
+    def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
         """Pass the steps below ``stop`` block by block: what a block teaches holds for its own rows."""
         asynchronous = self.is_asynchronous
         budget_tokens = self.calibration.facts.number("max_num_batched_tokens")
         step = max(self.window.base, self.learned_to)
         while step < stop:
             end = min(stop, (step // BLOCK_STEPS + 1) * BLOCK_STEPS)
-            if end % BLOCK_STEPS and not (idle or flush):
+            if end % BLOCK_STEPS and not liveness:
                 break
             self._chunks = split_chunks(self._chunks, self.window, end, budget_tokens, asynchronous=asynchronous)
-            self._learn(step, end, idle=idle)
-            last = flush and end == stop
+            self._learn(step, end, idle=liveness is Liveness.IDLE)
+            last = liveness is Liveness.OVER and end == stop
             self._emit_rows(end if last or not asynchronous else end - 1, last=last)
             step = end
 
@@ -366,7 +360,7 @@ class EngineProcess:
         if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
             self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
-    def _request_rows(self, *, flush: bool) -> list[TargetRows]:
+    def _request_rows(self, liveness: Liveness) -> list[TargetRows]:
         """Of requests whose steps have left: with their API span, or when that is not to be expected any more."""
         settings, engine = self._settings, self._engine
         grace_unix_ns = self.event_unix_ns - settings.lateness_ns
@@ -375,7 +369,7 @@ class EngineProcess:
 
         def is_final(request: PendingRequest) -> bool:
             waited = request.api is not None or request.span.end_unix_ns <= grace_unix_ns
-            return flush or (self.emitted_to > request.last_step and waited)
+            return liveness is Liveness.OVER or (self.emitted_to > request.last_step and waited)
 
         while self.requests and is_final(self.requests[0]):
             request = heapq.heappop(self.requests)

@@ -29,7 +29,7 @@ from collector.config import Config
 from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
 from collector.join.api_queueing import TOKEN_BUDGET, BusyArrival
-from collector.join.emitter import Emitter, TargetRows
+from collector.join.emitter import Emitter, Liveness, TargetRows
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
@@ -236,12 +236,12 @@ class ApiProcess(Emitter):
         if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
             self._pass_until(horizon_unix_ns)
 
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:
-        """Rows of requests that are final, in order of their end; ``idle``: if none still running overlaps, too."""
-        if idle and not flush and self._held:
+    def advance(self) -> list[TargetRows]:
+        """Rows of requests that are final, by their end; of an idle process, if none still running overlaps, too."""
+        if self.liveness is Liveness.IDLE and self._held:
             longest_s = max(held.last_s - held.first_s for held in self._held)
             self._pass_until(max(held.ended_ns for held in self._held) - int(longest_s * 1e9))
-        if flush:
+        if self.liveness is Liveness.OVER:
             self._pass_until(None)
         rows, self._rows = self._rows, []
         return rows

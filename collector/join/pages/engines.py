@@ -116,7 +116,7 @@ class PageEngine(Emitter):
         for spans in self.spans.values():
             spans.count(unix_ns, reading.values[Meaning.FINISHED])
 
-    def advance(self, *, idle: bool = False, flush: bool = False) -> list[TargetRows]:  # noqa: ARG002 -- nothing is held back
+    def advance(self) -> list[TargetRows]:
         """Rows since the last call: they come in order and are final at once."""
         by_target = self.windows.rows
         found = [TargetRows(target, page_block(rows, self.number)) for target, rows in by_target.items() if rows]

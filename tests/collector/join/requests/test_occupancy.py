@@ -8,6 +8,7 @@ import pytest
 
 from collector.cli import main
 from collector.config.schema import Config
+from collector.join.emitter import Liveness
 from collector.join.inferred.occupancy import ApiProcess
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
@@ -27,8 +28,13 @@ def told(*spans) -> ApiProcess:
     return process
 
 
+def at_end(process: ApiProcess) -> dict[Target, RowBlock]:
+    process.liveness = Liveness.OVER
+    return dict(process.advance())
+
+
 def rows_of(*spans) -> dict[Target, RowBlock]:
-    return dict(told(*spans).advance(flush=True))
+    return at_end(told(*spans))
 
 
 def column(block: RowBlock, name: str) -> np.ndarray:
@@ -62,7 +68,7 @@ def test_a_prompt_is_the_prefill_of_the_step_in_which_its_first_token_falls():
 
 def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
     process = told(*(stock_of(f"r{n}", n, prompt=9, outputs=5, ttft_s=0.5, decode_s=2.0) for n in range(10)))
-    assert len(dict(process.advance(flush=True))[Target.STEP_TIME]) == 8
+    assert len(at_end(process)[Target.STEP_TIME]) == 8
     assert process.counts[table.DROPPED_ROWS, RowDrop.INCOMPLETE] == 2
 
 

@@ -13,6 +13,7 @@ from collector.config.schema import Config
 from collector.decode import Telemetry
 from collector.identity import FactSource
 from collector.join import Engine, Scheduling
+from collector.join.emitter import Liveness
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
@@ -45,7 +46,8 @@ class Feed:
         return self.journeys().summaries().advance(flush=True)
 
     def advance(self, *, flush: bool = False) -> Feed:
-        self.rows += [block for target, block in self.engine.advance(flush=flush) if target is Target.STEP_TIME]
+        self.engine.liveness = Liveness.OVER if flush else Liveness.LIVE
+        self.rows += [block for target, block in self.engine.advance() if target is Target.STEP_TIME]
         return self
 
     @property

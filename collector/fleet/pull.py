@@ -56,7 +56,11 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path
         note(f"{source.name}: {source.detail}")
     if refused:
         return EXIT_FAILED
-    merged = add(chosen, config)
+    try:
+        merged = add(chosen, config)
+    except StateError as error:
+        note(str(error))
+        return EXIT_FAILED
     whole = fleet_snapshot(merged)
     if not whole.configs:
         note("nothing to merge: no row was learned in any of the states (what still waits for others is not merged)")

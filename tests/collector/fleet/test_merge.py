@@ -6,7 +6,7 @@ from collector.fleet.pull import merge_files
 from collector.service.pipeline import make_pipeline
 from online.snapshot import Snapshot
 from tests.support.command_lines import spoken
-from tests.support.fleets import CONFIG, state_of
+from tests.support.fleets import CONFIG, FACTS, state_of
 
 
 def merged(states, out, **options):
@@ -65,3 +65,11 @@ def test_a_state_that_cannot_be_used_is_said_and_nothing_is_written(tmp_path, co
     code, said = merged([tmp_path / "state.bin"], tmp_path / "fleet.bin")
     assert (code, (tmp_path / "fleet.bin").exists()) == (1, False)
     assert sentence in said[0]
+
+
+def test_states_whose_models_have_other_columns_are_said_and_nothing_is_written(kept, tmp_path):
+    experts = {**FACTS, "num_experts": 8, "num_experts_per_tok": 2}
+    kept["other"].write_bytes(state_of("engine-1", 1, facts=experts))
+    code, (said,) = merged([kept["early"], kept["other"]], tmp_path / "fleet.bin")
+    assert (code, (tmp_path / "fleet.bin").exists()) == (1, False)
+    assert "cannot be merged" in said

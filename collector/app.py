@@ -68,7 +68,7 @@ from collector.service import (
 from collector.telemetry import Metrics, Outcome, Signal, table
 from exporters.pages import dispatch, make_routes, protect
 from exporters.status_page import StatusPage
-from exporters.what_if import Advisory, ClientView
+from exporters.what_if import Advisory
 from exporters.wording import name_of
 from online import Snapshot
 
@@ -103,11 +103,9 @@ class Sidecar:
         self.health = health = Health(clock)
         self._knowledge = ConfigResolver(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
-        self._advisory = Advisory(ClientView(self.snapshot), self.pipeline.workload_of, config.itl_ms)
+        self._advisory = Advisory(self.pipeline.workload_of, config.itl_ms)
         self._status = self._make_status_page(clock)
-        self._publisher = Publisher(
-            self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.view.verdict
-        )
+        self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.verdict)
         every_s = GENERATIONS_PER_FILE * config.publish_interval_s
         self._writer = SnapshotWriter(Path(config.directory), self._publisher, every_s, metrics=metrics, health=health)
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
@@ -258,7 +256,6 @@ class Sidecar:
             alive=self.health.probe_alive,
             ready=self._probe_ready,
             advisory=self._advisory,
-            view=self._advisory.view,
             status_page=self._status.answer,
             state=self._keeper.checkpoint.read if config.pages_state else None,
         )
@@ -307,7 +304,7 @@ class Sidecar:
         return [
             f"{name_of(config)}: {problem.text}"
             for config in snapshot.configs
-            for problem in self._advisory.view.verdict(snapshot, config).problems(now_unix_nano)
+            for problem in self._advisory.verdict(snapshot, config).problems(now_unix_nano)
         ]
 
 

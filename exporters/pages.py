@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from exporters.blis import ALPHAS, BlisError, export
 from exporters.metrics_page import render_metrics
 from exporters.questions import answer_query
-from exporters.what_if import Advisory, ClientView
+from exporters.what_if import Advisory
 from online import ConfigSnapshot, Snapshot
 from tracefit import BadInputError, NotFoundError, TracefitError
 
@@ -118,7 +118,6 @@ def make_routes(
     alive: Probe,
     ready: Probe,
     advisory: Advisory | None = None,
-    view: ClientView | None = None,
     status_page: Handler | None = None,
     state: Callable[[], bytes | None] | None = None,
 ) -> Routes:
@@ -130,8 +129,7 @@ def make_routes(
         unix_nano: the clock: how old a level is, who is silent.
         alive: (ok, detail) of the process, the detail as JSON.
         ready: the same of the receivers.
-        advisory: what the coefficients say of the load, for /metrics.
-        view: answers questions.
+        advisory: what the coefficients say, of the load and to questions.
         status_page: answers /.
         state: what /state shows; None before the first.
     """
@@ -163,8 +161,8 @@ def make_routes(
     }
     if status_page is not None:
         routes["/"] = status_page
-    if view is not None:
-        questions = of_snapshot(partial(_answer, view, unix_nano))
+    if advisory is not None:
+        questions = of_snapshot(partial(_answer, advisory, unix_nano))
         routes |= dict.fromkeys(("/predict", "/plan"), questions)
     if state is not None:
         routes["/state"] = lambda _: nothing_yet() if (learned := state()) is None else document(learned, STATE)
@@ -193,9 +191,9 @@ def _asked(snapshot: Snapshot, request: Request) -> ConfigSnapshot:
     return found
 
 
-def _answer(view: ClientView, unix_nano: Callable[[], int], snapshot: Snapshot, request: Request) -> Response:
+def _answer(advisory: Advisory, unix_nano: Callable[[], int], snapshot: Snapshot, request: Request) -> Response:
     """What a step costs, or requests see; how many requests fit, and what limits them."""
-    answer = answer_query(request.path[1:], request.query, partial(view.meant, snapshot), unix_nano())
+    answer = answer_query(request.path[1:], request.query, partial(advisory.meant, snapshot), unix_nano())
     return document(f"{answer.document()}\n".encode(), JSON)
 
 

@@ -29,7 +29,7 @@ from exporters import wording
 from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
-from exporters.what_if import Advisory, ClientView, identities_of, meant_config
+from exporters.what_if import Advisory, identities_of, meant_config
 from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count, name_of
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
@@ -117,7 +117,7 @@ class StatusPage:
 
     def __post_init__(self) -> None:
         """Its own advisory, if none is given."""
-        self._advisory = self.advisory or Advisory(ClientView(self.source))
+        self._advisory = self.advisory or Advisory()
         self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
@@ -151,7 +151,7 @@ class StatusPage:
             "judged": judged,
             "chosen": chosen,
             "opened": [config_view(each, given, otlp_port, self.history_of(each.config.config_id)) for each in opened],
-            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory.view, opened, query, now),
+            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory, opened, query, now),
             "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
@@ -188,7 +188,7 @@ _FORMS = {"plan": (*SIZED, *TARGETS[:2], RATE, TARGETS[2]), "load": LOAD, "step"
 
 
 def _what_if_view(
-    snapshot: Snapshot, view: ClientView, opened: Sequence[ConfigVerdict], query: Mapping[str, str], now: int
+    snapshot: Snapshot, advisory: Advisory, opened: Sequence[ConfigVerdict], query: Mapping[str, str], now: int
 ) -> View:
     """The forms, filled with the question that was asked, else with today's load; and the answer."""
     if not opened:
@@ -199,7 +199,7 @@ def _what_if_view(
     return {
         "forms": [(name, form, query if name == asked else usual) for name, form in _FORMS.items()],
         "chosen": query.get("config", "") or first.config.config_id,
-        "answer": _answer(snapshot, view, query, now) if asked in _FORMS else None,
+        "answer": _answer(snapshot, advisory, query, now) if asked in _FORMS else None,
         "is_usual": "prompt" in usual,
     }
 
@@ -217,11 +217,11 @@ def _usual_load(judged: ConfigVerdict) -> dict[str, str]:
     return {**texts, "itl": f"{load.fits[0].itl_ms:g}ms"} if load.fits else texts
 
 
-def _answer(snapshot: Snapshot, view: ClientView, query: Mapping[str, str], now: int) -> View:
+def _answer(snapshot: Snapshot, advisory: Advisory, query: Mapping[str, str], now: int) -> View:
     wanted = {name: value for name, value in query.items() if value and name != _ASK}
     method = "plan" if query[_ASK] == "plan" else "predict"
     try:
-        answer = answer_query(method, wanted, partial(view.meant, snapshot), now)
+        answer = answer_query(method, wanted, partial(advisory.meant, snapshot), now)
     except TracefitError as error:
         return {"error": str(error)}
     lines = [*answer.lines(), *answer.caveats()]

@@ -52,35 +52,6 @@ def meant_config(snapshot: Snapshot, which: str) -> ConfigSnapshot:
     return meant or snapshot.configs[tracefit.find_config(identities_of(snapshot.configs), which)]
 
 
-class ClientView:
-    """Configurations of the newest snapshot, which ``source`` returns; None before the first."""
-
-    def __init__(self, source: Callable[[], Snapshot | None]) -> None:
-        self.snapshot = source
-        self._configs = PerGeneration[Config]()
-
-    def meant(self, snapshot: Snapshot, which: str = "") -> Config:
-        """The only configuration that is meant, as ``find_config`` of the client understands it.
-
-        Raises:
-            NotFoundError: none is, or several that are alive.
-            LoadError: the client cannot read it.
-        """
-        return self.config(snapshot, meant_config(snapshot, which))
-
-    def config(self, snapshot: Snapshot, config: ConfigSnapshot) -> Config:
-        """One configuration, by way of the document that the client reads; LoadError if it cannot read it."""
-        document = msgspec.structs.replace(snapshot, configs=[config])
-        return self._configs.get(snapshot, config.config_id, lambda: tracefit.load(document.to_json()).configs[0])
-
-    def verdict(self, snapshot: Snapshot, config: ConfigSnapshot) -> Verdict:
-        """The client's verdict on one configuration; one that it cannot read is not usable."""
-        try:
-            return self.config(snapshot, config).verdict
-        except TracefitError as error:
-            return Verdict(usable=False, reasons=(str(error),))
-
-
 class WorkloadProfile(NamedTuple):
     """The requests of the last minute, in the mean, per engine.
 
@@ -139,7 +110,7 @@ class LoadView(NamedTuple):
 
 
 class Advisory:
-    """Advice on each configuration, made once a generation.
+    """What the client says of each configuration, kept for a generation, and advice on the load of the last minute.
 
     Where coefficients should not be used yet there is no advice: an autoscaler without a metric stays as it is. So it
     is for a concurrency whose point is not usable, or that lies beyond BATCH_REACH times the largest batch seen. Such a
@@ -147,27 +118,47 @@ class Advisory:
     would then look full, new pods would meet less, look full at less, and the autoscaler would go on to its limit.
 
     Args:
-        view: predicts.
         observed: the requests of a configuration in the last minute.
         itl_ms: targets for the mean time between tokens.
     """
 
-    def __init__(self, view: ClientView, observed: WorkloadOf = lambda _: None, itl_ms: Sequence[float] = ()) -> None:
-        self.view = view
+    def __init__(self, observed: WorkloadOf = lambda _: None, itl_ms: Sequence[float] = ()) -> None:
         self._observed = observed
         self._itl_ms = itl_ms
+        self._configs = PerGeneration[Config]()
         self._made = PerGeneration[LoadView]()
+
+    def meant(self, snapshot: Snapshot, which: str = "") -> Config:
+        """The only configuration that is meant, as ``find_config`` of the client understands it.
+
+        Raises:
+            NotFoundError: none is, or several that are alive.
+            LoadError: the client cannot read it.
+        """
+        return self.config(snapshot, meant_config(snapshot, which))
+
+    def config(self, snapshot: Snapshot, config: ConfigSnapshot) -> Config:
+        """One configuration, by way of the document that the client reads; LoadError if it cannot read it."""
+        document = msgspec.structs.replace(snapshot, configs=[config])
+        return self._configs.get(snapshot, config.config_id, lambda: tracefit.load(document.to_json()).configs[0])
+
+    def verdict(self, snapshot: Snapshot, config: ConfigSnapshot) -> Verdict:
+        """The client's verdict on one configuration; one that it cannot read is not usable."""
+        try:
+            return self.config(snapshot, config).verdict
+        except TracefitError as error:
+            return Verdict(usable=False, reasons=(str(error),))
 
     def of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
         """What can be said of one configuration; one that the client cannot read is not usable."""
         return self._made.get(snapshot, config.config_id, partial(self._of, snapshot, config))
 
     def _of(self, snapshot: Snapshot, config: ConfigSnapshot) -> LoadView:
-        mix, verdict = self._observed(config.config_id), self.view.verdict(snapshot, config)
+        mix, verdict = self._observed(config.config_id), self.verdict(snapshot, config)
         if mix is None or not verdict.usable:
             return LoadView(verdict, mix)
         try:
-            client = self.view.config(snapshot, config)
+            client = self.config(snapshot, config)
             predicted = _predicted(client, mix)
             fits = tuple(
                 Fit(itl_ms, *(_fitting(client, mix, itl_ms, safe=safe) for safe in (False, True)))

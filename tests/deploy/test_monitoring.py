@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
 from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, render_metrics
-from exporters.what_if import Advisory, ClientView, WorkloadProfile
+from exporters.what_if import Advisory, WorkloadProfile
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
 from tests.support.manifests import read_yaml
@@ -119,7 +119,7 @@ def an_hour(growth=0):
             own.set(table.CAPACITY_BYTES, 2**28, "memory")
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
-        advisory = Advisory(ClientView(lambda: serving), lambda _: MIX, (50.0,))
+        advisory = Advisory(lambda _: MIX, (50.0,))
         page = render_metrics(own.registry, serving, advisory, cases.CREATED_UNIX_NANO)
         for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
 from exporters.metrics_page import DEFAULT_MAX_SERIES, FAMILIES, PAGE_FAMILIES, snapshot_families
-from exporters.what_if import Advisory, ClientView, WorkloadProfile
+from exporters.what_if import Advisory, WorkloadProfile
 from exporters.wording import STATUS
 from online import snapshot as schema
 from online.rows import Target
@@ -70,7 +70,7 @@ def test_metrics_md_states_the_bound_that_fifty_configurations_fit_and_the_targe
         cases.full_snapshot(50),
         WorkloadProfile(400.0, 247.0, 0.25, 4.0, 4.0, itl_us=41_000.0, ttft_us=310_000.0),
     )
-    advisory = Advisory(ClientView(lambda: snapshot), lambda _: mix)
+    advisory = Advisory(lambda _: mix)
     shown = [(family.name, len(family.samples)) for family in snapshot_families(snapshot, advisory=advisory)]
     assert len(dict(shown)) == len(shown)
     series = sum(number for _, number in shown)

@@ -8,7 +8,7 @@ import pytest
 
 import tracefit
 from collector.cli import main
-from exporters.what_if import Advisory, ClientView, meant_config
+from exporters.what_if import Advisory, meant_config
 from tests.support.pages import answer_to
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
@@ -73,7 +73,7 @@ def one_after_the_other(*processes, minutes=1.0, peer=GATEWAY):
 
 
 def usable_series(snapshot):
-    advisory = Advisory(ClientView(lambda: snapshot))
+    advisory = Advisory()
     page = answer_to("/metrics", snapshot, advisory=advisory, unix_nano=snapshot.created_unix_nano)
     text = page.body.decode()
     return set(re.findall(r'^tracefit_usable{config="(\w+)"}', text, re.MULTILINE))

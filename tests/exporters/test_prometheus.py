@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 import tracefit
 from exporters.metrics_page import PAGE_FAMILIES, render_metrics, snapshot_families
-from exporters.what_if import Advisory, ClientView, WorkloadProfile
+from exporters.what_if import Advisory, WorkloadProfile
 from exporters.wording import MAX_LABEL_CHARS, base_unit, printable
 from online import Snapshot
 from tests.conftest import find_tool
@@ -22,17 +22,17 @@ from tests.tracefit.example_snapshot import encoded
 MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.25, concurrency=12.0, running=12.0, itl_us=41_000.0, ttft_us=310_000.0)
 
 
-def advised(snapshot, mix=MIX, itl_ms=(50.0, 100.0)):
-    return Advisory(ClientView(lambda: snapshot), lambda _: mix, itl_ms)
+def advised(mix=MIX, itl_ms=(50.0, 100.0)):
+    return Advisory(lambda _: mix, itl_ms)
 
 
 def page_of(snapshot):
-    return answer_to("/metrics", snapshot, advisory=advised(snapshot), unix_nano=cases.CREATED_UNIX_NANO).body
+    return answer_to("/metrics", snapshot, advisory=advised(), unix_nano=cases.CREATED_UNIX_NANO).body
 
 
 def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
     """{(sample name, frozenset of labels): value} of everything a snapshot shows."""
-    advisory = advised(snapshot, mix, itl_ms)
+    advisory = advised(mix, itl_ms)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in snapshot_families(snapshot, advisory=advisory, **kwargs)
@@ -179,9 +179,7 @@ def test_without_a_load_there_is_a_verdict_and_no_advice():
 
 def test_an_engine_that_falls_silent_has_no_verdict_although_no_generation_came_since():
     now, then = (
-        render_metrics(
-            CollectorRegistry(), cases.snapshot(), advised(cases.snapshot()), cases.CREATED_UNIX_NANO + later
-        )
+        render_metrics(CollectorRegistry(), cases.snapshot(), advised(), cases.CREATED_UNIX_NANO + later)
         for later in (0, 11 * 60 * 10**9)
     )
     assert b"\ntracefit_usable{" in now

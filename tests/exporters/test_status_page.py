@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from exporters.what_if import Advisory, ClientView, WorkloadProfile
+from exporters.what_if import Advisory, WorkloadProfile
 from exporters.wording import QUALITY, REASONS, STATUS, PendingTelemetry, advice_for
 from online import Reason
 from online.rows import Quality
@@ -241,7 +241,7 @@ def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
 
 def busy():
     mix = WorkloadProfile(400.0, 247.0, 0.25, 12.0, 12.0, 41_000.0, 310_000.0)
-    return Advisory(ClientView(cases.snapshot), lambda _: mix, (50.0,))
+    return Advisory(lambda _: mix, (50.0,))
 
 
 def test_the_verdict_stands_first_with_what_was_predicted_and_observed_and_what_fits():

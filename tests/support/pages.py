@@ -13,7 +13,7 @@ from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer, make_page_server
 from exporters.pages import Response, Routes, dispatch, make_routes
 from exporters.status_page import StatusPage
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory
 
 
 def healthy():
@@ -30,8 +30,7 @@ def routes_of(source, own=None, *, unix_nano=0, advisory=None, alive=healthy, re
         clock,
         alive=alive,
         ready=ready,
-        advisory=advisory,
-        view=ClientView(source),
+        advisory=advisory or Advisory(),
         status_page=StatusPage(source, own, ready=ready, unix_nano=clock, advisory=advisory, **page).answer,
         state=lambda: None,
     )

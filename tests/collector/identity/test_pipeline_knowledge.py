@@ -11,7 +11,7 @@ from collector.recordings import Recording
 from collector.service.pipeline import make_pipeline
 from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory
 from tests.support.clocks import FakeClock
 from tests.support.pipelines import fed, new_pipeline, only_config
 from tests.support.sheet_cases import GQA
@@ -47,7 +47,7 @@ def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_di
     assert not first.has_prior_prediction
     first.process([export])
     assert first.learned_rows == 0
-    publisher = Publisher(first, Metrics(CollectorRegistry()), FakeClock(), 5.0, ClientView(lambda: None).verdict)
+    publisher = Publisher(first, Metrics(CollectorRegistry()), FakeClock(), 5.0, Advisory().verdict)
     publisher.tick()
     path = tmp_path / "snapshot.json"
     path.write_bytes(publisher.current().to_json())

@@ -15,7 +15,7 @@ from collector.service.pipeline import Pipeline
 from collector.service.publish import Publisher
 from collector.service.watches import EventTime
 from collector.telemetry import JoinEvent, Metrics, table
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory
 from tests.support.clocks import T0_NS, FakeClock
 from tests.support.gpu_server import step_payloads
 from tests.support.page_server import RECORDED
@@ -37,7 +37,7 @@ class House:
         self.clock = FakeClock(unix_nano=BEGIN_NS)
         self.metrics = Metrics(CollectorRegistry())
         self.pipeline = Pipeline(Config(learners=("rls",), **settings))
-        self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0, ClientView(lambda: None).verdict)
+        self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0, Advisory().verdict)
         self.unread_s = 0.0
         self.arrivals = SteadyClock(self.clock)
         self.event_time = EventTime(self.pipeline, self.metrics, self.clock, lambda: int(self.unread_s * 1e9))

@@ -11,7 +11,7 @@ from collector.runtime.terminal import OncePerInterval
 from collector.service.publish import Publisher
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import WRITES
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory
 from online.snapshot import DriftSnapshot, ReplicaSnapshot
 from tests.support import exporter_cases as cases
 from tests.support.clocks import T0_NS, FakeClock
@@ -26,7 +26,7 @@ MINUTE_NS = 60_000_000_000
 def log(caplog):
     """Publishes configurations at noon, and returns what the log says of it, behind the filter of a real log."""
     clock, source = FakeClock(unix_nano=NOON_NS), CountingProcessor()
-    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0, ClientView(lambda: None).verdict)
+    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0, Advisory().verdict)
     repeated = OncePerInterval(clock)
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(repeated)

@@ -7,7 +7,7 @@ import pytest
 from collector.decode import Export, Telemetry
 from collector.recordings import Recording
 from collector.service.load import RecentLoad
-from exporters.what_if import Advisory, ClientView
+from exporters.what_if import Advisory
 from tests.support import exporter_cases as cases
 from tests.support.gpu_server import request_exports, serve
 from tests.support.page_server import RECORDED
@@ -106,7 +106,7 @@ def view_of(pipeline):
     """What is said of the load of the only configuration."""
     snapshot = pipeline.snapshot(NOW, 1)
     (config,) = snapshot.configs
-    return Advisory(ClientView(lambda: snapshot), pipeline.workload_of).of(snapshot, config)
+    return Advisory(pipeline.workload_of).of(snapshot, config)
 
 
 def mix_as_predicted(pipeline):

@@ -14,7 +14,7 @@ from collector.service.publish import Publisher, SnapshotWriter
 from collector.service.worker import Worker
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import WORKER_FAILED_SPANS, WORKER_LAG, WRITES
-from exporters.what_if import ClientView
+from exporters.what_if import Advisory
 from tests.support import exporter_cases as cases
 from tests.support.clocks import FakeClock, eventually
 from tests.support.pipelines import value_of
@@ -30,7 +30,7 @@ class House:
         around = {"metrics": self.metrics, "health": Health(self.clock)}
         self.processor = CountingProcessor()
         self.queue = AdmissionQueue(self.clock, capacity_bytes=10 * TAKE_BYTES, wait_s=0)
-        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, ClientView(lambda: None).verdict)
+        self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, Advisory().verdict)
         self.deaths = []
         self.worker = Worker(
             *(self.queue, self.processor, self.publisher, NoKeeper()),

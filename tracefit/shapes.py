@@ -32,9 +32,13 @@ it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
     step = T(P, n) + s C                                    T between the middles around: straight in P and in n
 
 and at least what the same requests take without prefill. Where nobody said what a cell usually had, l_c is the
-logarithm of its published factor, in its middle. Where a row is the mean of many steps, only one without prefill has
-the shape of the steps in it, and with prefill T = x. Where no cell has 64 rows, or of means all cells have fewer, the
-coefficients are all there is: T = x, s = b_C.
+logarithm of its published factor, in its middle.
+
+Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and with prefill
+T = x. Of requests that are rows hardly one is without prefill. So where they are enough (step_model.py), each tells of
+the size of its batches alone: all cells are of one kind, l_c is (log F_c) (r_c + 8) / r_c, as before F_c was shrunk,
+and P is no part of d_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there is:
+T = x, s = b_C.
 
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
 ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
@@ -206,17 +210,22 @@ class StepSurface:
         context_us: s.
     """
 
-    def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, wider: float) -> None:
+    def __init__(
+        self, target: Target, coefficients: Coefficients, *, of_means: bool, by_size: bool, wider: float
+    ) -> None:
         rows = [shape.rows for shape in target.shapes.values()]
         told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
-        self._of_means, self._wider = of_means, wider
+        self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         context_us = target.context_us_per_token if told else None
         self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
-        kinds: tuple[dict[_Place, _Seen], dict[_Place, _Seen]] = ({}, {})
+        decodes: dict[_Place, _Seen] = {}
+        kinds = (decodes, decodes if by_size else {})
         for name, shape in target.shapes.items() if told else ():
             step = smallest_step(name)
-            if step is not None and not (of_means and step[0]) and (seen := self._seen(_place(*step), shape)):
+            if step is None or (step[0] and of_means and not by_size):
+                continue
+            if (seen := self._seen(_place(*step), shape)) is not None:
                 kinds[step[0] > 0.0][_place(*step)] = seen
         scatter = _scatter(self._interval.pooled)
         noise = scatter * scatter  # inf where a power overflows
@@ -250,15 +259,18 @@ class StepSurface:
     def _seen(self, place: _Place, shape: Shape) -> _Seen | None:
         """What the rows of a cell say; None where that cannot be."""
         (tokens, requests), ratio = _middle(place), shape.factor
+        rows = max(shape.rows, 1.0)
+        share = rows / (rows + _HALF_ROWS)
         if shape.usual is not None:
             tokens, requests, context, us = shape.usual
             x = self._coefficients.step_us(tokens, requests)
             possible = x > 0.0 < self._coefficients.step_us(tokens, requests, context)
             ratio = (us - self.context_us * context) / x if possible else 0.0
+        if self._by_size:
+            tokens, ratio = 0.0, min(max(shape.factor, 0.0), _RATIO_MAX) ** (1.0 / share)
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
             return None
-        rows = max(shape.rows, 1.0)
-        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows, rows / (rows + _HALF_ROWS))
+        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows, share)
 
     @cached_property
     def _measured(self) -> _Nodes:

@@ -185,17 +185,26 @@ def test_the_band_holds_the_wait_for_memory_where_sizes_decide_whether_one_waits
 
 
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
-def test_rows_of_many_steps_tell_the_shapes_of_decodes_alone(telemetry):
-    """With prefill, the shape of a mean step is no step's; stalls are in all of them."""
+def test_rows_of_many_steps_tell_the_shapes_of_decodes(telemetry):
+    """Stalls are in all of them."""
     config, stated = _told_by(telemetry, mean_factor=0.8, seen=None), BARE.coefficients()
-    b0, b_prefill, b_context, b_requests = (each.value for each in stated)
+    b0, _, b_context, b_requests = (each.value for each in stated)
     usual = {"prefill_tokens": 0, "requests": 8, "decode_context_tokens": 14_400}
     assert config.step_time(**usual).us == pytest.approx(10_350.0, rel=0.01)
     assert b0 + 8 * b_requests + 14_400 * b_context == pytest.approx(10_244.0)
-    prompt = {"prefill_tokens": 600, "requests": 21, "decode_context_tokens": 30_000}
-    assert config.step_time(**prompt).us == pytest.approx(b0 + 600 * b_prefill + 21 * b_requests + 30_000 * b_context)
     seen = config.request(**CHAT)
     assert seen.requests_per_s * (seen.e2e.us + 2_000.0) == pytest.approx(20 * 1e6)
+
+
+@pytest.mark.parametrize(("telemetry", "longer"), [("journeys", 1.21), ("requests", 1.21), ("metrics", 1.0)])
+@pytest.mark.parametrize("tokens", [0, 600])
+def test_rows_of_requests_tell_how_long_batches_of_a_size_take_with_prompts_or_without(telemetry, longer, tokens):
+    """Factors of eight rows are published half as large; of windows, the mean of several shapes is none."""
+    sizes = ("64-90", "91-127", "128-181", "182-255", "256-362", "363-511", "512-724", "725-1023")
+    shapes = {f"prefill:16-31:{size}": {"factor": 1.1, "rows": 8.0} for size in sizes}
+    said = _told_by(telemetry, seen=None, shape_factors=shapes).step_time(prefill_tokens=tokens, requests=20)
+    b0, b_prefill, _, b_requests = (each.value for each in BARE.coefficients())
+    assert said.us == pytest.approx(longer * (b0 + tokens * b_prefill + 20 * b_requests))
 
 
 @pytest.mark.parametrize("telemetry", ["steps", "requests"])

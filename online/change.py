@@ -55,7 +55,6 @@ from .constants import (
     MEAN_ABS_TO_SD,
     MEMORY_ROWS,
     NOISE_ROWS,
-    START_ROWS,
     WORTH,
 )
 from .engines import Engines
@@ -67,7 +66,9 @@ from .state import Stateful
 
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py). On eight machines there x1.15 takes
 # 206 rows; with 3 for 3.5 266; with 5 % for 4 % 356, and a ramp of x1.3 leaves 1.68 times the error in place of 1.05.
-_SLACK, _LIMIT, _Z_MAX, GATE, _USUAL_MIN = 1.5, 9.0, 3.5, 0.06, 0.04
+_SLACK, _LIMIT, _Z_MAX, _USUAL_MIN = 1.5, 9.0, 3.5, 0.04
+# Derived: a block that says less raises no sum.
+GATE = _SLACK * _USUAL_MIN
 # Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
 _WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
 # Guess: of fewer rows without prefill a median says little. With 16 a machine with 22 steps a second has too few of
@@ -182,7 +183,6 @@ class ChangeMonitor(Stateful):
         confirmed: how many there were.
         last_ns: event time at which the last one was confirmed; 0 before.
         began_ns, within_ns: when it began, and how far that may be off.
-        rows_since: rows since it was confirmed; a window is 32.
         of_prefill: whether it is of steps with prefill alone.
         term: what moved in it; empty while that is not sure.
         added: by how much; 0 where that is not known.
@@ -190,7 +190,7 @@ class ChangeMonitor(Stateful):
 
     SAVED = (
         *("all_rows", "prefill", "windows", "usual_window", "window_count", "engines", "calm", "search", "gain"),
-        *("confirmed", "last_ns", "began_ns", "within_ns", "rows_since", "of_prefill", "term", "added"),
+        *("confirmed", "last_ns", "began_ns", "within_ns", "of_prefill", "term", "added"),
     )
 
     def __init__(self, detector: str, names: Sequence[str]) -> None:
@@ -199,7 +199,7 @@ class ChangeMonitor(Stateful):
         self.windows, self.engines = ChangeTest(detector, NOISE_ROWS), Engines(len(names))
         self.usual_window, self.window_count = 0.0, 0
         self.calm, self.search = Reference(len(names)), TermSearch(len(names))
-        self.gain, self.confirmed, self.rows_since = 1.0, 0, 0
+        self.gain, self.confirmed = 1.0, 0
         self.last_ns = self.began_ns = self.within_ns = 0
         self.of_prefill, self.term, self.added = False, "", 0.0
 
@@ -212,9 +212,7 @@ class ChangeMonitor(Stateful):
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
         windows = block.windows
-        rows = len(block) + (NOISE_ROWS - 1) * int(windows.sum())
-        self.rows_since += rows
-        self.search.count(rows)
+        self.search.count(len(block) + (NOISE_ROWS - 1) * int(windows.sum()))
         if windows.all():
             return self._learn_windows(block, log_ratio, shapes, beta)
         known = shapes.knows(block.cell)
@@ -231,7 +229,7 @@ class ChangeMonitor(Stateful):
         if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
             return self._take(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
-        if self._is_fresh or len(others) < _OTHERS_MIN:
+        if len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
@@ -261,19 +259,14 @@ class ChangeMonitor(Stateful):
 
     # ---------------------------------------------------------------- the news of a change
 
-    @property
-    def _is_fresh(self) -> bool:
-        """Whether too few rows came since the last change to tell another from it: two first fits."""
-        return self.confirmed > 0 and self.rows_since < 2 * START_ROWS
-
     def _take(self, change: Change, end_ns: int) -> Change:
         """Make it the last change: another one, or a piece of the one before.
 
-        Of the same rows it is a piece while that is fresh, or while its term is looked for; together they are one
-        change by the product of their gains. Where that product is no change any more, the first one is over.
+        Of the same rows it is a piece while the term of that one is looked for; together they are one change by the
+        product of their gains. Where that product is no change any more, the first one is over.
         """
         log_gain, of_same_rows = math.log(self.gain) + change.log_gain, change.prefill == self.of_prefill
-        is_open, is_back = self._is_fresh or (self.search.rows_left > 0 and not self.term), abs(log_gain) < GATE
+        is_open, is_back = self.search.rows_left > 0 and not self.term, abs(log_gain) < GATE
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
             log_gain, self.search.reference = change.log_gain, copy.copy(self.calm)
@@ -281,7 +274,7 @@ class ChangeMonitor(Stateful):
             self.began_ns, self.within_ns = began_ns, change.within_ns
             self.confirmed, self.of_prefill = self.confirmed + 1, change.prefill
             self.term, self.added = self.term if of_same_rows and is_back else "", 0.0
-        self.gain, self.last_ns, self.rows_since = math.exp(log_gain), end_ns, 0
+        self.gain, self.last_ns = math.exp(log_gain), end_ns
         if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.search.start(began_ns + change.within_ns)

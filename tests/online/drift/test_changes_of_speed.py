@@ -83,6 +83,13 @@ def test_a_change_is_told_by_the_blocks_since_its_sum_was_the_larger_one():
     assert change.began_ns == len(wandered)
 
 
+@pytest.mark.parametrize(("log_gain", "is_told"), [(0.05, False), (0.1, True)])
+def test_what_is_below_six_per_cent_is_no_change_also_where_the_detector_of_river_alarms(log_gain, is_told):
+    e = np.repeat([0.0, log_gain], (64, 192))
+    change = ChangeTest("page_hinkley", 1).learn(e, np.ones(len(e)), np.arange(len(e)))
+    assert (change is not None) is is_told
+
+
 @pytest.mark.parametrize(
     ("seed", "length", "slower", "spread"),
     [(2, 128, 1.42, 0.0), (12, 128, 1.42, 0.0), (4, 40, 1.45, 0.12), (4, 90, 1.45, 0.12)],

@@ -65,8 +65,8 @@ class Configuration:
     def drop_outgrown(self, facts: Facts) -> None:
         """Targets that learned by other columns than these facts make, say before experts were known, begin anew."""
         for state in [*self.targets.values()]:
-            made = (feature_set(name, state.target, facts, state.settings) for name in state.sets)
-            if any(each is not None and each.names != state.sets[each.name].names for each in made):
+            made = (feature_set(name, state.target, facts, state.settings) for name in state.models)
+            if any(each is not None and each.names != state.models[each.name].features.names for each in made):
                 del self.targets[state.target]
 
     def start_from(self, priors: Priors) -> None:

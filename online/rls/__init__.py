@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .error_bars import IDENTIFIED_ERROR, JACKKNIFE_ROWS, VIF_MAX, doubt_identified
+from .error_bars import IDENTIFIED_ERROR, VIF_MAX, doubt_identified
 from .learner import RlsLearner
 from .merging import Replica, compare_replicas, join_replicas, merge
 from .solve import Prior, bisquare, is_contradicted, solve
@@ -10,7 +10,6 @@ from .strata import points_of
 
 __all__ = [
     "IDENTIFIED_ERROR",
-    "JACKKNIFE_ROWS",
     "VIF_MAX",
     "Prior",
     "Replica",

@@ -35,13 +35,13 @@ A shape with most of the rows pulls the line through itself, h_c -> 1: its misfi
 be no less than that of the others (CR2; Bell and McCaffrey, Survey Methodology 2002). W does not shrink with the rows:
 it is an indication of how far a coefficient moves when the mix of shapes changes, and covers no load that was not seen.
 
-**Rows between two scrapes of a page** (:func:`jackknife`): G = 16 groups of neighbours, theta_g = fit without group g,
+**Rows between two scrapes of a page** are a window each, and say nothing of shapes. In place of W they have
 
-    V = (G - 1) / G sum_g (theta_g - mean)(theta_g - mean)' + diag(floor_j beta_j)^2     floor: 2 % intercept, else 10 %
+    diag(floor_j beta_j)^2                       floor: 2 % intercept, else 10 %
 
-Sums over a window carry an error that more rows do not average out: where in it the prompts came. Sandwiches of any
-kind miss it (their 90 % intervals hold half of the prefill coefficients); the floor was measured, on recordings with
-complete telemetry beside the pages.
+Sums over a window carry an error that more rows do not average out: where in it the prompts came. No estimate of the
+variance by residuals sees it, nor does a jackknife (their 90 % intervals hold half of the prefill coefficients); the
+floor was measured, on recordings with complete telemetry beside the pages.
 
 **Status**, the first that applies:
 
@@ -54,28 +54,27 @@ complete telemetry beside the pages.
 
     vif_j = (A_jj - A_jl^2 / A_ll) C_jj          1 = independent of the others, > 10 = nearly a mixture of them
 
-References: Newey and West (Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005). Kunsch,
-The jackknife and the bootstrap for general stationary observations (Annals of Statistics 1989). Belsley, Kuh and
-Welsch, Regression Diagnostics (1980).
+References: Newey and West (Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005). Belsley,
+Kuh and Welsch, Regression Diagnostics (1980).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from online.blocks import STRATA, Design, Groups, median_of
+from online.blocks import STRATA, Design, Groups
 from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
-from online.rows import Floats, Ints, Mask
+from online.rows import Floats, Ints, Quality
 from online.shapes import ShapeFactors, shrinkage
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from online.state import Stateful
 
-from .solve import RELATIVE_RIDGE, huber, relative_residuals, solve
+from .solve import RELATIVE_RIDGE
 
 if TYPE_CHECKING:
     from .learner import Fit
@@ -87,11 +86,8 @@ _LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
 _STUDENT = 1.21
 # Guard: one wild shape does not decide all.
 _LEVERAGE_MAX = 0.9
-# Guard: memory and cost. Guess: as many groups, of rows enough to be long beside the noise.
-_GROUPS = 16
-JACKKNIFE_ROWS = _GROUPS * NOISE_ROWS
 # Measured: on recordings with complete telemetry beside the pages; see the module's head.
-_OTHERS_FLOOR = 0.10
+_OF_PAGES = 0.10
 
 
 class ScoreCovariance(Stateful):
@@ -117,7 +113,7 @@ class ScoreCovariance(Stateful):
         self.window[ids] *= kept[:, None]
         self.m[ids] *= (kept * kept)[:, None, None]
         self.windows[ids] *= kept * kept
-        filled = self.rows + np.cumsum(block.weight)
+        filled = self.rows + np.cumsum(block.weight * np.where(block.quality == Quality.METRICS, NOISE_ROWS, 1.0))
         closed = int(filled[-1] // NOISE_ROWS)
         number = np.minimum(np.maximum(np.ceil(filled / NOISE_ROWS) - 1.0, 0.0), closed).astype(np.int64)
         groups = Groups.of(number * STRATA + block.stratum)
@@ -211,25 +207,6 @@ def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints) -> Floa
     return covariance
 
 
-def jackknife(rows: Design, beta: Floats, scale: float, intercept: Mask) -> Floats | None:
-    """V of the columns of ``rows``, (p, p), which beta (p,) fits with residuals of this scale; None of too few rows."""
-    p, n, x, y = len(beta), len(rows), rows.x, rows.elapsed_us
-    if n < _GROUPS:
-        return None
-    u, per_unit = relative_residuals(y, rows.steps, rows.weight, x @ beta, median_of(y / rows.steps))
-    xw = x * (huber(u, scale) * per_unit * per_unit)[:, None]
-    groups = min(_GROUPS, n // 2)
-    starts = np.arange(groups) * n // groups
-    a = np.add.reduceat(xw[:, :, None] * x[:, None, :], starts, axis=0)
-    b = np.add.reduceat(xw * y[:, None], starts, axis=0)
-    a_all, b_all, free = a.sum(axis=0), b.sum(axis=0), np.zeros(p, np.bool_)
-    without = np.array([solve(a_all - a[g], b_all - b[g], free, beta > 0.0).beta for g in range(groups)])
-    apart = without - without.mean(axis=0)
-    floors = np.where(intercept, MISFIT, _OTHERS_FLOOR) * beta
-    covariance: Floats = (groups - 1) / groups * (apart.T @ apart) + np.diag(floors**2)
-    return covariance
-
-
 # Guess: shares and error at which one may act on a coefficient; cv of a column that never varied, and of one size.
 _IDENTIFIED_SHARE, _PRIOR_SHARE, IDENTIFIED_ERROR, _CONSTANT_CV, _ONE_SIZE_CV = 0.9, 0.5, 0.2, 1e-6, 0.1
 # Source: the rule of thumb of the literature (Belsley, Kuh and Welsch; see the module's head).
@@ -239,8 +216,8 @@ _MEDIAN_ERROR_MAX = 0.15
 # Measured: rows from which sampling errors alone are calibrated where no line fits (tests/bench/learning_bars.py).
 _FADED_ROWS = 1280
 # Of rows between two scrapes of a page: with coefficients per standard error below 8 they were off by 6 to 25 % in the
-# median, one in ten by 40 to 70 %. The floor of 10 % leaves 10 at most. Measured: on recordings with both.
-_SURE_T = 8.0
+# median, one in ten by 40 to 70 %. Measured: on recordings with both.
+_OF_PAGES_ERROR = 0.125
 _ABSENT = "absent"
 """Status of a column without evidence and without a prior; it is not published."""
 
@@ -262,11 +239,13 @@ class InferenceResult:
         return np.sqrt(self.covariance.diagonal())
 
 
-def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None) -> InferenceResult:
+def diagnose(
+    fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None, *, by_pages: bool
+) -> InferenceResult:
     """Error bars, shares and status of the solution of statistics g (q, q); see the module's equations.
 
     ``scale``: s; ``variance``: of the residuals, in weighted units; ``shapes``: what the form misses. Where they have
-    less than half of the rows, they are not kept up and say nothing.
+    less than half of the rows, they are not kept up and say nothing. ``by_pages``: all rows are of pages.
     """
     p, on = fit.p, fit.live.nonzero()[0]
     among = (on[:, None], on)
@@ -280,7 +259,9 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
     rows = float(fit.strata.n1.sum())
     variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
     covariance[among] = _sampling(fit, variance * g[among], c, scale, on)
-    if shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
+    if by_pages:
+        covariance[among] += np.diag((np.where(fit.intercept, MISFIT, _OF_PAGES) * fit.beta)[on] ** 2)
+    elif shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
         form = form_covariance(shapes, fit, c, on)
         form_error[on] = np.sqrt(form.diagonal())
         fade = (_FADED_ROWS - rows) / (_FADED_ROWS - START_ROWS)
@@ -292,7 +273,7 @@ def diagnose(fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFa
     share = np.minimum(np.maximum(1.0 - ridge * inverse, 0.0), 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
     told = InferenceResult(covariance, form_error, vif, condition, [], [])
-    _judge(told, fit, share, excitation)
+    _judge(told, fit, share, excitation, _OF_PAGES_ERROR if by_pages else IDENTIFIED_ERROR)
     return told
 
 
@@ -306,8 +287,11 @@ def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Flo
     return not_below(c @ (of_scores[np.ix_(on, on)] + prior) @ c, independent)
 
 
-def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats) -> None:
-    """Status and reason of every column, from its part of the information and its cv, (p,) each."""
+def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats, most: float) -> None:
+    """Status and reason of every column, from its part of the information and its cv, (p,) each.
+
+    ``most``: relative error from which one is too wide.
+    """
     stderr, spread = told.stderr, fit.strata.spread()
     carried = float(fit.score_covariance.windows.sum()) > 2 * np.count_nonzero(fit.live) + 1
     shared = bool((fit.intercept & fit.live).any())
@@ -329,7 +313,7 @@ def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats) -
                 reason = Reason.COLLINEAR
             elif not intercept and spread[j] <= _ONE_SIZE_CV:
                 reason = Reason.ONE_SIZE
-            elif stderr[j] >= IDENTIFIED_ERROR * abs(beta):
+            elif stderr[j] >= most * abs(beta):
                 reason = Reason.WIDE
             status = "weak" if reason else "identified"
         told.status.append(status)
@@ -364,27 +348,6 @@ def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, told:
         condition_number=told.condition,
         covariance=told.covariance[np.ix_(published, published)].tolist(),
     )
-
-
-def with_window_errors(model: ModelSnapshot, covariance: Floats | None) -> ModelSnapshot:
-    """The model with the error bars of rows between two scrapes of a page, and the status that follows from them.
-
-    ``covariance`` of its features, (p, p), None where the rows are too few.
-    """
-    bars = iter([]) if covariance is None else iter(np.sqrt(covariance.diagonal()).tolist())
-
-    def told(feature: FeatureSnapshot) -> dict[str, Any]:
-        stderr, reason = next(bars, None), None
-        if stderr is None:
-            reason = Reason.FEW_ROWS
-        elif feature.vif is not None and feature.vif > VIF_MAX:
-            stderr, reason = None, Reason.COLLINEAR
-        elif not 0.0 < _SURE_T * stderr <= abs(feature.coefficient):
-            reason = Reason.WIDE
-        status = "weak" if reason else "identified"
-        return {"stderr": stderr, "form_error": None, "status": status, "reason": reason}
-
-    return model.with_each(told, covariance=[] if covariance is None else covariance.tolist())
 
 
 def doubt_identified(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:

@@ -38,12 +38,12 @@ from online.change import Change, ChangeMonitor
 from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_ROWS, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
-from online.rows import PHASES, Floats, Ints, Mask, RowBlock, Target
+from online.rows import PHASES, Floats, Ints, Mask, Quality, RowBlock, Target
 from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import InferenceResult, ScoreCovariance, diagnose, jackknife, model_snapshot, with_window_errors
+from .error_bars import InferenceResult, ScoreCovariance, diagnose, model_snapshot
 from .solve import (
     Prior,
     huber,
@@ -175,6 +175,7 @@ class RlsLearner(Stateful):
 
     Attributes:
         held: rows of the first fit; None before the first and after the last, when it is no longer ``holding``.
+        by_pages: whether all rows are of times between two scrapes of a page.
         scale, median_us: s and m of online/rls/solve.py.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
         learns_intervals: not where another prediction's are published (online/target/published_prediction.py).
@@ -184,7 +185,7 @@ class RlsLearner(Stateful):
     """
 
     SAVED = (
-        *("rows", "holding", "started", "scale", "median_us"),
+        *("rows", "holding", "started", "by_pages", "scale", "median_us"),
         *("fit", "error", "intervals", "shapes", "drift", "sums"),
     )
 
@@ -193,7 +194,7 @@ class RlsLearner(Stateful):
         self._robust = features.target not in MEAN_TARGETS
         self.rows = 0
         self.held: RowBlock | None = None
-        self.holding, self.started = True, False
+        self.holding, self.started, self.by_pages = True, False, True
         self.scale, self.median_us = MISFIT, 0.0
         self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
@@ -229,6 +230,7 @@ class RlsLearner(Stateful):
         """
         z, self.change, log_ratio = _augmented(block), change, None
         self.rows += len(block)
+        self.by_pages &= bool((block.quality == Quality.METRICS).all())
         self.sums = self.sums * 2.0 ** -(float(block.steps @ block.weight) / HALF_LIFE_STEPS) + z.sum(axis=0)
         prediction = z[:, : self.fit.p] @ self.fit.beta
         if self.started:
@@ -329,7 +331,8 @@ class RlsLearner(Stateful):
         if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
             variance = max(variance, residual_squares(g, fit.beta) / max(self.effective_rows(), 1.0))
-        return diagnose(fit, g, self.scale, variance, self.shapes if self.features.target.vector == "beta" else None)
+        shapes = self.shapes if self.features.target.vector == "beta" else None
+        return diagnose(fit, g, self.scale, variance, shapes, by_pages=self.by_pages)
 
     def context_us_per_token(self) -> float | None:
         """What a token of decode context costs among steps of about one size; None where that is not sure."""
@@ -362,22 +365,11 @@ class RlsLearner(Stateful):
         predicted = float(self.sums[:-2] @ self.fit.beta)
         return float(self.sums[-2]) / predicted if predicted > 0.0 else None
 
-    def snapshot(self, windows: RowBlock | None = None) -> ModelSnapshot | None:
-        """The model as published; None before the first fit.
-
-        ``windows``: the last rows, where all are of times between two scrapes of a page: error bars are of these.
-        """
+    def snapshot(self) -> ModelSnapshot | None:
+        """The model as published; None before the first fit."""
         if not self.started:
             return None
         told = {"rows": self.rows, "effective_rows": self.effective_rows()}
         means = self.sums / self.sums[-1]
         model = model_snapshot(self.features.columns, self.fit.beta, means, self.diagnosis())
-        model = msgspec.structs.replace(model, error=self.error.snapshot(), **told)
-        if windows is None:
-            return model
-        p, seen = len(self.features), Design.of(self.features, windows)
-        covariance = jackknife(seen, self.fit.beta[:p], self.scale, self.fit.intercept[:p])
-        if covariance is not None:
-            published = [self.features.names.index(feature.name) for feature in model.features]
-            covariance = covariance[np.ix_(published, published)]
-        return with_window_errors(model, covariance)
+        return msgspec.structs.replace(model, error=self.error.snapshot(), **told)

@@ -80,6 +80,7 @@ def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
     into.scale = math.sqrt((1.0 - share) * into.scale**2 + share * other.scale**2)
     into.median_us += share * (other.median_us - into.median_us)
     into.rows += other.rows
+    into.by_pages &= other.by_pages
     into.sums += other.sums
     into.error = PrequentialError()
     into.intervals.add(other.intervals)

@@ -15,7 +15,6 @@ from online.constants import APART, ENGINES_MAX, MEMORY_ROWS, NOISE_ROWS, PREFER
 from online.errors import Residuals
 from online.features import PORTABLE, FeatureSet
 from online.rls import (
-    JACKKNIFE_ROWS,
     Prior,
     Replica,
     RlsLearner,
@@ -24,7 +23,7 @@ from online.rls import (
     join_replicas,
     merge,
 )
-from online.rows import Floats, Quality, RowBlock, RowOutcome, Target
+from online.rows import Floats, RowBlock, RowOutcome, Target
 from online.snapshot import ModelSnapshot, Reason, ReplicaSnapshot, TargetSnapshot
 from online.state import StateError, Stateful, Tree
 from online.transfer import SheetPrior
@@ -53,26 +52,22 @@ class TargetState(Stateful):
         published: what a target of steps publishes to predict with, where there is ``portable``.
         champion: name of the model with the lowest error; empty before the first fit.
         first_ns, last_ns: event time learned from, 0 before any row.
-        windows: the last 512 rows, where all are of times between two scrapes: error bars rest on them. ``finer``: as
-            soon as a row tells of single steps or requests, they are forgotten for good.
         received, timeless: rows, and those of them that seem to take no time.
         replicas: what each of several states knew of ``watcher`` when they were merged into this one.
         sheet_prior: what the data sheet and other configurations say of ``portable``'s step time.
     """
 
-    SAVED = ("residuals", "champion", "first_ns", "last_ns", "finer", "received", "timeless")
+    SAVED = ("residuals", "champion", "first_ns", "last_ns", "received", "timeless")
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target, self.settings = target, settings
         self.cutter = Cutter(NOISE_ROWS, 0)
-        self.sets: dict[str, FeatureSet] = {}
         self.models: dict[str, RlsLearner] = {}
         self.river: dict[str, RiverLearner] = {}
         self.published: PublishedPrediction | None = None
         self.residuals, self.champion = Residuals(), ""
         self.first_ns = self.last_ns = 0
-        self.windows: RowBlock | None = None
-        self.finer, self.received, self.timeless = False, 0, 0
+        self.received = self.timeless = 0
         self.replicas: list[Replica] = []
         self.history: StepHistory | None = None
         self.engine_names: dict[int, str] = {}
@@ -81,9 +76,8 @@ class TargetState(Stateful):
 
     def add_features(self, features: FeatureSet, prior: Prior | None = None) -> None:
         """Start models on a feature set that has become available; ``prior``: of its coefficients."""
-        if features.name in self.sets:
+        if features.name in self.models:
             return
-        self.sets[features.name] = features
         self.models[features.name] = RlsLearner(features, prior, detector=self.settings.detector)
         for name in self.settings.learners:
             if name not in (RLS, RESIDUAL):
@@ -101,12 +95,11 @@ class TargetState(Stateful):
 
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Cut rows into blocks and learn every block that is complete; what became of the rows."""
-        good, outcome = measurements(rows, self.sets.values())
+        good, outcome = measurements(rows, [model.features for model in self.models.values()])
         self.received += len(rows)
         self.timeless += int(np.count_nonzero(rows.elapsed_us == 0.0))
         if not len(good):
             return outcome
-        self._keep_windows(good, finer=int(rows.quality.min()) != Quality.METRICS)  # the richest, of all rows
         first_ns = int(good.end_ns.min())
         self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
         self.last_ns = max(self.last_ns, int(good.end_ns.max()))
@@ -115,11 +108,6 @@ class TargetState(Stateful):
             self._learn_block(block)
             self._size_blocks()
         return outcome
-
-    def _keep_windows(self, more: RowBlock, *, finer: bool) -> None:
-        self.finer |= finer
-        rows = more if self.windows is None else RowBlock.concatenate([self.windows, more])
-        self.windows = None if self.finer else rows.slice(max(0, len(rows) - JACKKNIFE_ROWS), len(rows))
 
     def _size_blocks(self) -> None:
         """The young learn every 32 rows. A block lasts 1 s where somebody waits for changes, else 16 s."""
@@ -131,7 +119,7 @@ class TargetState(Stateful):
     def _learn_block(self, rows: RowBlock) -> None:
         """All models learn these rows, the one that watches for changes of speed first."""
         self.champion, watcher, change = self._best(), self.watcher(), None
-        designs = {name: Design.of(features, rows) for name, features in self.sets.items()}
+        designs = {name: Design.of(model.features, rows) for name, model in self.models.items()}
         blocks = {name: block for name, block in designs.items() if len(block)}
         log_ratios: dict[str, Floats | None] = {}
         if watcher is not None and watcher.features.name in blocks:
@@ -216,7 +204,7 @@ class TargetState(Stateful):
 
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
-        models |= {name: model.snapshot(self.windows) for name, model in self.models.items()}
+        models |= {name: model.snapshot() for name, model in self.models.items()}
         told = {name: model for name, model in sorted(models.items()) if model is not None}
         if self.published is not None and PORTABLE in told:
             told[PORTABLE] = self.published.with_errors(told[PORTABLE])
@@ -251,7 +239,6 @@ class TargetState(Stateful):
         pending = self.cutter.pending()
         return super().to_state() | {
             "pending": None if pending is None else pending.to_state(),
-            "windows": None if self.windows is None else self.windows.to_state(),
             "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
@@ -270,8 +257,6 @@ class TargetState(Stateful):
                 same.add(name)
         if state["pending"] is not None:
             self.cutter.restore(RowBlock.of_state(state["pending"], self.target.vocabulary))
-        if state["windows"] is not None:
-            self.windows = RowBlock.of_state(state["windows"], self.target.vocabulary)
         if self.published is not None and PORTABLE in same and state["published"] is not None:
             self.published.from_state(state["published"])
         watcher = self.watcher()
@@ -312,11 +297,6 @@ class TargetState(Stateful):
         if self.published is not None and other.published is not None:
             self.published.add(other.published)
         self.champion = ""  # nobody's before, so that neither order gives another one
-        windows, self.windows = [earlier.windows, newest.windows], None
-        for each in windows:
-            if each is not None:
-                self._keep_windows(each, finer=self.finer or other.finer)
-        self.finer |= other.finer
         self.history = None
         self.first_ns = min(self.first_ns or other.first_ns, other.first_ns or self.first_ns)
         self.last_ns = max(self.last_ns, other.last_ns)

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -47,6 +48,18 @@ def test_the_api_is_told_from_the_steps_and_those_scheduled_ahead(ahead, prefill
     found = found_of(waits(ahead, prefill_us=prefill_us), prefill_us)
     assert (found.step_ahead_us is not None) == bool(ahead)
     assert api_us_of(found) == pytest.approx(8000, abs=600)
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_experts_that_only_a_step_with_a_prompt_touches_are_no_step_scheduled_ahead(ahead):
+    """A quarter of them, 10 ms, are touched by a mean step, which takes no longer; a prompt reads the others too."""
+    experts = FeatureSnapshot(name="active_experts", unit="us", coefficient=40_000.0, mean=0.25, status="identified")
+    model = ModelSnapshot(features=[experts], rows=300, effective_rows=300.0)
+    step = msgspec.structs.replace(priced(0.0), models={"portable": model})
+    prefill_us = 30_000.0 + (1.0 + ahead) * 10_000.0
+    arrivals = [BusyArrival(9_000.0 + n, 25_000.0, 300.0, 3.0, prefill_us, is_known=True) for n in range(40)]
+    found = with_fallbacks(None, [ApiQueueing(arrivals=arrivals)], step)
+    assert (found.step_ahead_us is not None) == bool(ahead)
 
 
 def published_by(payloads):

@@ -78,8 +78,12 @@ class TargetView(NamedTuple):
 def config_view(judged: ConfigVerdict, given: set[Advice], otlp_port: int, history: HistoryView | None) -> View:
     """One configuration in detail; of the advice, what was not ``given`` above."""
     config = judged.config
-    found = [_target_view(name, config.targets[name]) for name in TARGETS if name in config.targets]
-    views = [view for view in found if view is not None]
+    views = [
+        TargetView(name, *words, target, model)
+        for name, words in TARGETS.items()
+        if (target := config.targets.get(name))
+        and (model := target.models.get("portable") or target.models.get(target.champion))
+    ]
     step = next((view for view in views if view.name == STEP_TIME), None)
     advice = [each.for_port(otlp_port) for each in advice_for(config)]
     new = [each for each in advice if each not in given and each.level != "good"]
@@ -94,12 +98,6 @@ def config_view(judged: ConfigVerdict, given: set[Advice], otlp_port: int, histo
         "courses": [] if step is None else courses(step.model, history),
         "blis_error": _blis_error(config),
     }
-
-
-def _target_view(name: str, target: TargetSnapshot) -> TargetView | None:
-    """None of a target without a model that can be shown."""
-    model = target.models.get("portable") or target.models.get(target.champion)
-    return None if model is None else TargetView(name, *TARGETS[name], target, model)
 
 
 def _blis_error(config: ConfigSnapshot) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from http import HTTPStatus
 from pathlib import Path
@@ -108,17 +108,12 @@ class StatusPage:
     _: KW_ONLY
     ready: Callable[[], tuple[bool, Mapping[str, object]]]
     unix_nano: Callable[[], int]
-    advisory: Advisory | None = None
+    advisory: Advisory = field(default_factory=Advisory)
     pending: Callable[[], PendingTelemetry | None] = lambda: None
     fleet: Callable[[], Sequence[FleetSource]] = tuple
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""
     otlp_port: Callable[[], int] = lambda: OTLP_PORT
-
-    def __post_init__(self) -> None:
-        """Its own advisory, if none is given."""
-        self._advisory = self.advisory or Advisory()
-        self._template = _ENVIRONMENT.get_template("page.html.j2")
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail, and is a 404 where there is none."""
@@ -127,7 +122,8 @@ class StatusPage:
             shown = meant_config(snapshot, which).config_id if snapshot is not None and which else ""
         except NotFoundError as error:
             return not_found(error)
-        body = self._template.render(self._view(snapshot, request.query, shown)).encode("utf-8", "replace")
+        page = _ENVIRONMENT.get_template("page.html.j2").render(self._view(snapshot, request.query, shown))
+        body = page.encode("utf-8", "replace")
         return Response(HTTPStatus.OK, "text/html; charset=utf-8", body, _HEADERS)
 
     def _view(self, snapshot: Snapshot | None, query: Mapping[str, str], shown: str) -> View:
@@ -151,7 +147,7 @@ class StatusPage:
             "judged": judged,
             "chosen": chosen,
             "opened": [config_view(each, given, otlp_port, self.history_of(each.config.config_id)) for each in opened],
-            "what_if": None if snapshot is None else _what_if_view(snapshot, self._advisory, opened, query, now),
+            "what_if": None if snapshot is None else _what_if_view(snapshot, self.advisory, opened, query, now),
             "nothing_yet": wording.NOTHING_YET.for_port(otlp_port),
             "scraped": detail.get("scrape", ()),
             "pending": self.pending(),
@@ -159,11 +155,12 @@ class StatusPage:
         }
 
     def _judged(self, snapshot: Snapshot, now: int, shown: str) -> list[ConfigVerdict]:
-        judged, apart = [], distinctions(identities_of(snapshot.configs))
-        for number, (config, words) in enumerate(zip(snapshot.configs, apart, strict=True)):
-            if number >= MAX_OVERVIEW and config.config_id != shown:
-                continue
-            judged.append(ConfigVerdict(config, self._advisory.of(snapshot, config), words))
+        apart = distinctions(identities_of(snapshot.configs))
+        judged = [
+            ConfigVerdict(config, self.advisory.of(snapshot, config), words)
+            for number, (config, words) in enumerate(zip(snapshot.configs, apart, strict=True))
+            if number < MAX_OVERVIEW or config.config_id == shown
+        ]
         return sorted(judged, key=lambda each: each.rank(now))
 
 

@@ -23,14 +23,14 @@ def healthy():
 
 def routes_of(source, own=None, *, unix_nano=0, advisory=None, alive=healthy, ready=healthy, **page) -> Routes:
     """Every page; ``source`` returns the newest snapshot, ``page`` has what is for the status page alone."""
-    own, clock = CollectorRegistry() if own is None else own, lambda: unix_nano
+    own, clock, advisory = CollectorRegistry() if own is None else own, lambda: unix_nano, advisory or Advisory()
     return make_routes(
         source,
         own,
         clock,
         alive=alive,
         ready=ready,
-        advisory=advisory or Advisory(),
+        advisory=advisory,
         status_page=StatusPage(source, own, ready=ready, unix_nano=clock, advisory=advisory, **page).answer,
         state=lambda: None,
     )

@@ -53,7 +53,6 @@ from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
 from .step_model import StepModel
 
-_OUTLIER = 2.0
 ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
 """How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
 of half as many, or fewer, twice as far, and of twice as many, or more, half."""
@@ -241,12 +240,11 @@ def _outside_time(target: Target | None, feature: str) -> Callable[[Workload], B
     by_name = {each.name: each.value for each in model.coefficients}
     base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     per_token_us = by_name.get(feature, 0.0)
-    mean_factor = min(max(target.mean_factor, 1.0 / _OUTLIER), _OUTLIER)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
-    low, high, of_prompt = min(p10, mean_factor), max(p90, mean_factor), feature == "prompt_tokens"
+    low, high, of_prompt = min(p10, 1.0), max(p90, 1.0), feature == "prompt_tokens"
 
     def time(work: Workload) -> Band:
-        fit_us = max(base_us + per_token_us * (work.prompt if of_prompt else work.output), 0.0)
-        return fit_us * mean_factor, fit_us * low, fit_us * high
+        us = max(base_us + per_token_us * (work.prompt if of_prompt else work.output), 0.0)
+        return us, us * low, us * high
 
     return time

@@ -43,7 +43,6 @@ _ROWS_MIN, _WINDOWS_MIN = 256, 64
 _MEDIAN_APE_MAX = 0.25
 LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
-_LEVEL_MAX = 2.0
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _FORM_ERROR_MAX = 0.2
@@ -99,7 +98,7 @@ class StepModel:
         wider, by_size = self.model.mape or 0.0 if of_requests else 0.0, of_requests and self.model.rows >= _ROWS_MIN
         self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, by_size=by_size, wider=wider)
         self.level = _level(target, "decode", at_unix_nano), _level(target, "prefill", at_unix_nano)
-        self._stalls = 1.0 if self.of_means else min(max(target.mean_factor, 0.5), 2.0)
+        self._stalls = 1.0 if self.of_means else target.mean_factor
 
     # ---------------------------------------------------------------- one step
 
@@ -169,7 +168,7 @@ def _level(target: Target, phase: str, at_unix_nano: int | None) -> float:
     level = target.level.get(phase)
     if level is None or at_unix_nano is None or at_unix_nano - level.last_row_unix_nano > LEVEL_AGE_MAX_S * 1e9:
         return 1.0
-    return min(max(level.factor, 1.0 / _LEVEL_MAX), _LEVEL_MAX)
+    return level.factor
 
 
 def of_means(telemetry: str) -> bool:

@@ -26,7 +26,6 @@ from .schema import (
     Owned,
     Rule,
     is_endpoint,
-    is_page_url,
     parse_endpoint,
     parse_owned,
 )
@@ -45,7 +44,6 @@ __all__ = [
     "explain_key",
     "explain_keys",
     "is_endpoint",
-    "is_page_url",
     "json_schema",
     "load",
     "load_or_degrade",

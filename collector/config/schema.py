@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import sys
-import urllib.parse
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
@@ -22,7 +21,6 @@ _PORT: Final = rf":([0-9]{{1,4}}|{_LARGE_PORT})"
 _HOST_PORT: Final = rf"^(\[[0-9A-Fa-f:.]+\]|[^:\s\[\]]+){_PORT}$"
 _PAGE: Final = r"(/[^\s#?,]*(\?[^\s#]*)?)?"
 _PAGE_URL: Final = rf"https?://{_HOST}({_PORT})?{_PAGE}"
-_URL_CHARS_MAX: Final = 512
 _OWNER: Final = r"([^=\s]{1,256}=)?"
 _ZMQ: Final = rf"(tcp://\S+:([1-9][0-9]{{0,3}}|{_LARGE_PORT})|(ipc|inproc)://\S+)"
 
@@ -32,7 +30,7 @@ ScrapeUrl = Annotated[
     str,
     Meta(
         pattern=rf"^((dns\+)?{_PAGE_URL}|{_HOST}{_PORT}{_PAGE})$",
-        max_length=_URL_CHARS_MAX,
+        max_length=512,
         title="http(s)://host:port/path or dns+http(s)://host:port/path",
     ),
 ]
@@ -71,17 +69,6 @@ class Endpoint(NamedTuple):
 def is_endpoint(text: str) -> bool:
     """Whether it is a ``host:port``."""
     return re.search(_HOST_PORT, text) is not None
-
-
-def is_page_url(text: str) -> bool:
-    """Whether it is the address of a page: ``http(s)://host:port/path``, no user and no fragment."""
-    if re.fullmatch(_PAGE_URL, text) is None or len(text) > _URL_CHARS_MAX:
-        return False
-    try:
-        _ = urllib.parse.urlsplit(text).port
-    except ValueError:  # brackets around what is no IPv6 address
-        return False
-    return True
 
 
 def parse_endpoint(text: str) -> Endpoint:

@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import STATE_BYTES_MAX, TOO_LARGE, check_sources, fetch_states, find_targets
+from .sources import STATE_BYTES_MAX, TOO_LARGE, fetch_states, find_targets
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -200,7 +200,6 @@ class Puller:
 
     def __init__(self, options: PullOptions, config: Config) -> None:
         check_learning(config)
-        check_sources(options.sources)
         self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
         self._options = options
         self._directory = Directory(options.out, "OUT")

@@ -22,8 +22,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import is_page_url, with_scheme
-from collector.ingest.scrape import ALL_ADDRESSES, Resolve, ScrapeTarget, addresses_of, targets_behind
+from collector.config import with_scheme
+from collector.ingest.scrape import Resolve, ScrapeTarget, addresses_of, targets_behind
 from collector.recordings import STDIN, Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError, sentence
 from collector.runtime.http import FetchError, HttpClient
@@ -44,13 +44,6 @@ class StateSource(NamedTuple):
     problem: str = ""
 
 
-def check_sources(sources: Sequence[str]) -> None:
-    """StartError if a source is none."""
-    for source in map(with_scheme, sources):
-        if not source or ("://" in source and not is_page_url(source.removeprefix(ALL_ADDRESSES))):
-            raise StartError(f"{source!r} is no source of states, such as http://host:9464 or a directory")
-
-
 def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StateSource]:
     """Every place as of now, without doubles, sorted by name within each source."""
     targets: dict[str, StateSource] = {}
@@ -67,7 +60,7 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
 def _look_at(source: str, resolve: Resolve) -> list[StateSource]:
     if "://" in source:
         return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
-    names = sorted(map(str, state_files(Path(source))))
+    names = sorted(map(str, state_files(Path(source)))) if source else []
     return [*map(StateSource, names)] or [StateSource(source, problem="there is no *.bin in it")]
 
 

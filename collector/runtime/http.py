@@ -355,7 +355,7 @@ class HttpClient:
         except (OSError, aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
             raise FetchError("unreachable", sentence(error)) from None
         except (aiohttp.ClientError, ValueError) as error:
-            raise FetchError("unexpected", sentence(error)) from None
+            raise FetchError("unexpected", f"no HTTP: {sentence(error)}") from None
 
     async def close(self) -> None:
         """Close the connections."""

@@ -144,39 +144,34 @@ def scatter(history: HistoryView | None) -> Figure | None:
     )
 
 
-_Point = tuple[float, float, float]
-"""When, in seconds, the coefficient then, and its standard error."""
-
-
 def courses(model: ModelSnapshot, history: HistoryView | None) -> list[Figure]:
     """Each coefficient over the last day. Empty before there are two points."""
-    if history is None:
+    if history is None or len(history.at_ns) < 2:  # noqa: PLR2004 - of a line
         return []
-    of_features = [(feature, _values(history, feature.name)) for feature in model.features]
-    return [_course(feature, values) for feature, values in of_features if len(values) > 1]
+    at_s = [at_ns / 1e9 for at_ns in history.at_ns]
+    told = zip(history.coefficients, history.stderrs, strict=True)
+    points = {
+        name: list(zip(at_s, values, (Z_95 * stderr for stderr in stderrs), strict=True))
+        for name, (values, stderrs) in zip(history.features, told, strict=True)
+    }
+    return [_course(feature, points[feature.name]) for feature in model.features if feature.name in points]
 
 
-def _values(history: HistoryView, name: str) -> list[_Point]:
-    if name not in history.features:
-        return []
-    place = history.features.index(name)
-    points = zip(history.at_ns, history.coefficients[place], history.stderrs[place], strict=True)
-    return [(at_ns / 1e9, value, stderr) for at_ns, value, stderr in points]
+def _course(feature: FeatureSnapshot, points: Sequence[tuple[float, float, float]]) -> Figure:
+    """Of a coefficient at some seconds, within ± 95 %.
 
-
-def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
-    """The axis holds the values but the rarest, and the last interval; what is beyond is drawn at the edge."""
+    The axis holds the values but the rarest, and the last interval; what is beyond is drawn at the edge.
+    """
     name, unit, values = FEATURE_NAMES.get(feature.name, feature.name), feature.unit, [value for _, value, _ in points]
-    known = [(at_s, value, Z_95 * stderr) for at_s, value, stderr in points]
     usual = sorted(values)[len(values) // _RARE : -(len(values) // _RARE) or None]
-    half = known[-1][2]
+    half = points[-1][2]
     low, high = min(*usual, values[-1]) - half, max(*usual, values[-1]) + half
     slack = max(_READABLE * high, _TINY)
     bottom, top = max(low - slack, 0.0), high + slack
     plane = Plane((points[0][0], points[-1][0]), (bottom, top), _FLAT)
     span = age(plane.x[1] - plane.x[0])
     first, last = (coefficient(value, unit) for value in (values[0], values[-1]))
-    upper = [(at_s, value + half) for at_s, value, half in known]
+    upper = [(at_s, value + half) for at_s, value, half in points]
     return Figure(
         name,
         f"now {coefficient(feature.coefficient, unit)}",
@@ -184,6 +179,6 @@ def _course(feature: FeatureSnapshot, points: Sequence[_Point]) -> Figure:
         plane,
         [(plane.x[0], f"{span} ago"), (plane.x[1], "now")],
         _ticks((bottom, (bottom + top) / 2.0, top), unit),
-        band=[*upper, *((at_s, value - half) for at_s, value, half in reversed(known))],
+        band=[*upper, *((at_s, value - half) for at_s, value, half in reversed(points))],
         line=[(at_s, value) for at_s, value, _ in points],
     )

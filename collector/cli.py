@@ -90,37 +90,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Parse, run, translate errors; never a traceback for what the user can mend."""
     try:
         code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
-    except (
-        ConfigError,
-        StartError,
-        click.UsageError,
-        click.Abort,
-        OSError,
-        BadInputError,
-        UnicodeEncodeError,
-    ) as error:
-        sentence, code = _refusal(error)
-        note(sentence)
+    except click.UsageError as error:
+        sentence, code = say_usage(error), EXIT_USAGE
+    except BadInputError as error:
+        sentence, code = f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
+    except ConfigError as error:
+        sentence, code = str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+    except (StartError, UnicodeEncodeError) as error:  # the latter on a terminal whose encoding lacks a sign
+        sentence, code = f"error: {error}", EXIT_FAILED
+    except OSError as error:
+        sentence, code = f"error: {error.filename or 'cannot write'}: {error.strerror}", EXIT_FAILED
+        if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except click.Abort:
+        sentence, code = "stopped", EXIT_INTERRUPTED
+    else:
+        return code
+    note(sentence)
     return code
-
-
-def _refusal(error: Exception) -> tuple[str, int]:
-    """What to say of an error, and the exit code."""
-    match error:
-        case click.UsageError():
-            return say_usage(error), EXIT_USAGE
-        case BadInputError():
-            return f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
-        case ConfigError():
-            return str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
-        case StartError() | UnicodeEncodeError():  # the latter on a terminal whose encoding lacks a sign
-            return f"error: {error}", EXIT_FAILED
-        case OSError():
-            if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return f"error: {error.filename or 'cannot write'}: {error.strerror}", EXIT_FAILED
-        case _:
-            return "stopped", EXIT_INTERRUPTED
 
 
 @click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})

@@ -58,7 +58,7 @@ from .constants import (
     WORTH,
 )
 from .engines import Engines
-from .moved_term import EVERY_TERM, Reference, TermSearch, is_of_prefill
+from .moved_term import EVERY_TERM, NOT_PREFILL, Reference, TermSearch, is_of_prefill
 from .rows import Floats, Ints
 from .shapes import ShapeFactors, shrinkage
 from .snapshot import DriftSnapshot
@@ -266,7 +266,7 @@ class ChangeMonitor(Stateful):
         product of their gains. Where that product is no change any more, the first one is over.
         """
         log_gain, of_same_rows = math.log(self.gain) + change.log_gain, change.prefill == self.of_prefill
-        is_open, is_back = self.search.rows_left > 0 and not self.term, abs(log_gain) < GATE
+        is_open, is_back = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL), abs(log_gain) < GATE
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
             log_gain, self.search.reference = change.log_gain, copy.copy(self.calm)
@@ -298,10 +298,11 @@ class ChangeMonitor(Stateful):
         ``scale``: relative noise of a row; ``shapes``: factors as they are.
         """
         moved = self.search.find(self._names, scale, slower=self.gain > 1.0)
-        if moved.name and (is_of_prefill(moved.name) or not self.of_prefill):
+        is_vaguer = moved.name == NOT_PREFILL and self.term != ""
+        if moved.name and not is_vaguer and (is_of_prefill(moved.name) or not self.of_prefill):
             is_new = moved.name != self.term or not self.added
             self.term, self.added = moved
-            if is_new and moved.name != EVERY_TERM:  # which the gain of all rows fits
+            if is_new and moved.name not in (EVERY_TERM, NOT_PREFILL):  # the gain of all rows fits these
                 reference, after = self.search.reference, self.search.coefficients_after(moved, self._names)
                 shapes.follow_coefficients(reference.factors, reference.beta, after)
 

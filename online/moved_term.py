@@ -14,8 +14,9 @@
     V: variance of a row's relative time, times 32 where rows are single steps
 
 The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
-and it moved the way the whole did. Else no term is named: rows of one load do not tell terms apart, and two terms that
-moved are none. By F rows are compared with others of their shape,
+and it moved the way the whole did. Where some are, but none of prefill, ``not_prefill`` is named: on a GPU a constant
+makes nearly all of decode, and only a varied load tells these two apart. Else no term is named: rows of one load do not
+tell terms apart, and two terms that moved are none. By F rows are compared with others of their shape,
 so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
 little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
 
@@ -39,13 +40,13 @@ from .state import Stateful
 
 # Derived: three terms that did not move take up less than 1 % of the noise once in 3,800 times; then there is none.
 _NO_NOISE = 100.0
-EVERY_TERM, DECODE = "all", "decode"
+EVERY_TERM, DECODE, NOT_PREFILL = "all", "decode", "not_prefill"
 
 
 class MovedTerm(NamedTuple):
-    """The term: ``all``, ``decode`` or the name of a column; empty where nothing is known.
+    """The term: ``all``, ``decode``, ``not_prefill`` or the name of a column; empty where nothing is known.
 
-    ``added``: microseconds per unit of the column; of ``all`` and ``decode``, the share of what they were.
+    ``added``: microseconds per unit of the column; of the others, the share of what they were.
     """
 
     name: str
@@ -80,9 +81,13 @@ def moved_term(
             found.append((every - along * along / length, MovedTerm(name, along / length)))
     least = min(left for left, _ in found)
     more = least + SURE_SD**2 * min(noise, _NO_NOISE * least) + QUIETEST**2 * squares
-    told = [term for left, term in found if left - least <= more]
-    is_sure = least <= WORTH * every and len(told) == 1 and (told[0].added > 0.0) == slower
-    return told[0] if is_sure else MovedTerm("", 0.0)
+    told = {term.name: term.added for left, term in found if left - least <= more}
+    moved = min(found)[1]
+    if len(told) > 1:
+        of_decode = DECODE in told and not any(is_of_prefill(each) or each in ("", EVERY_TERM) for each in told)
+        moved = MovedTerm(NOT_PREFILL, told[DECODE]) if of_decode else MovedTerm("", 0.0)
+    is_sure = least <= WORTH * every and (moved.added > 0.0) == slower
+    return moved if is_sure else MovedTerm("", 0.0)
 
 
 def is_of_prefill(name: str) -> bool:

@@ -154,9 +154,9 @@ class ResidualSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 class DriftSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Confirmed changes of speed: how many, when the last one began, within how many seconds, and new ÷ old time.
 
-    ``term``: what moved in the last one: ``all`` terms alike, ``decode`` (all but prefill), or one column; empty where
-    that is not known. ``added``: microseconds more per unit of that column; of ``all`` and ``decode``, the share of
-    what they took.
+    ``term``: what moved in the last one: ``all`` terms alike, ``decode`` (all but prefill), ``not_prefill`` (decode, or
+    one column of it), or one column; empty where that is not known. ``added``: microseconds more per unit of that
+    column; of the others, the share of what they took.
     """
 
     last_unix_nano: int | None

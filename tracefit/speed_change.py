@@ -17,9 +17,9 @@ class SpeedChange(NamedTuple):
     Attributes:
         factor: new time of a step per old time.
         since_unix_nano: event time at which it began, within ``within_s`` seconds; None: not known.
-        term: what moved: ``all`` terms alike, ``decode`` (all but prefill), or a coefficient by its name; empty while
-            the steps since do not tell which.
-        added: microseconds more per unit of that coefficient; of ``all`` and ``decode``, the share; None: not known.
+        term: what moved: ``all`` terms alike, ``decode`` (all but prefill), ``not_prefill`` (decode, or a coefficient
+            of it), or a coefficient by its name; empty while the steps since do not tell which.
+        added: microseconds more per unit of that coefficient; of the others, the share; None: not known.
     """
 
     factor: float
@@ -53,6 +53,7 @@ class SpeedChange(NamedTuple):
 _TERMS = {
     "all": "every term alike",
     "decode": "decode, not prefill",
+    "not_prefill": "decode or every step, not prefill",
     "intercept": "every step by the same time",
     "prefill_tokens": "prefill, by its tokens",
     "decode_context_tokens": "decode, by its context",
@@ -68,7 +69,7 @@ def term_text(term: str, added: float | None = None) -> str:
     words = _TERMS.get(term, term and f"the term {term}")
     if not words or added is None:
         return words
-    if term in {"all", "decode"}:
+    if term in {"all", "decode", "not_prefill"}:
         return f"{words} ({added:+.0%})"
     amount = f"{added / 1e3:+.3g} ms" if abs(added) >= 1e3 else f"{added:+.3g} µs"  # noqa: PLR2004 -- a millisecond
     return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"

@@ -277,10 +277,12 @@ def test_the_three_cases_of_slower_md_say_what_stands_there():
     assert f"what moved: {term_text(diff.term, diff.added)}\n" in text
 
 
-def test_a_load_that_cannot_tell_terms_apart_names_none():
-    x = np.tile([1.0, 0.0, 4000.0, 8.0], (100, 1))
+@pytest.mark.parametrize(("prefill_tokens", "term"), [((0.0,), ""), ((0.0, 600.0), "not_prefill")])
+def test_a_load_that_cannot_tell_terms_apart_names_at_most_what_they_have_in_common(prefill_tokens, term):
+    x = np.array([[1.0, tokens, 4000.0, 8.0] for tokens in prefill_tokens * 50])
     beta = np.array([9000.0, 40.0, 0.1, 100.0])
     weight = 1.0 / (x @ beta) ** 2
-    a, s = (x.T * weight) @ x, (x.T * weight) @ np.full(100, 5000.0)
+    a, s = (x.T * weight) @ x, (x.T * weight) @ np.full(len(x), 5000.0)
     names = ("intercept", "prefill_tokens", "decode_context_tokens", "requests")
-    assert moved_term(a, s, beta, names, slower=True, noise=0.01).name == ""
+    assert moved_term(a, s, beta, names, slower=True, noise=0.01).name == term
+    assert not moved_term(a, s, beta, names, slower=False, noise=0.01).name

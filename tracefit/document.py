@@ -176,10 +176,17 @@ _PREFIX_HITS = "prefix-cache hits are hidden: a prompt token costs the mean of c
 
 
 class Problem(NamedTuple):
-    """Something to look at, in one clause; ``is_defect``: something failed, and waiting does not mend it."""
+    """Something to look at, in one clause.
+
+    Attributes:
+        text: the clause.
+        is_defect: something failed, and waiting does not mend it.
+        key: what makes it another one than before; empty: its text, whatever the numbers in it.
+    """
 
     text: str
     is_defect: bool = False
+    key: str = ""
 
 
 class Verdict(NamedTuple):
@@ -234,8 +241,9 @@ class Verdict(NamedTuple):
         problems = [Problem("quarantined, its learner failed", is_defect=True)] if self.quarantined else []
         problems += [Problem(f"not usable: {doubt}", is_defect=True) for doubt in self.doubts]
         if self.change is not None and self.change.is_recent(now_unix_nano) and not self.replaced:
-            problems.append(Problem(self.change.text(now_unix_nano)))
-        return (*problems, *(Problem(each.text) for each in self.outliers))
+            change = self.change
+            problems.append(Problem(change.text(now_unix_nano), key=f"{change.since_unix_nano} {change.term}"))
+        return (*problems, *(Problem(each.text, key=f"{each.engine} {each.term}") for each in self.outliers))
 
 
 def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None) -> Verdict:

@@ -33,7 +33,6 @@ WRITE_TIMEOUT_S = 120.0
 
 TOLD_MAX = 1000
 """Pieces of news that are over, and still remembered."""
-_Key = tuple[object, ...]
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 _log = logging.getLogger(__name__)
@@ -99,7 +98,7 @@ class Publisher:
 
 
 class StatusChanges:
-    """Writes what a snapshot says of its configurations to the log, each thing once in the life of the process.
+    """Writes the problems of a snapshot's configurations to the log, each once in the life of the process.
 
         tiny: steps take 1.42 × as long since 14:03 UTC       a change of speed was confirmed, or its term is sure
         tiny: not usable: its engines disagree: ...           there is a doubt about a configuration
@@ -110,33 +109,21 @@ class StatusChanges:
 
     def __init__(self, verdict_of: VerdictOf) -> None:
         self._verdict_of = verdict_of
-        self._told: dict[_Key, None] = {}
+        self._told: dict[tuple[str, str], None] = {}
         """What the last snapshot said, and of what was said before the newest."""
 
     def tell(self, snapshot: Snapshot) -> None:
         """Write a line for everything that was not told yet."""
-        said: dict[_Key, None] = {}
+        said: dict[tuple[str, str], None] = {}
         for config in snapshot.configs:
             verdict = self._verdict_of(snapshot, config)
-            for key, text in _news(verdict, config.config_id, snapshot.created_unix_nano).items():
+            for problem in verdict.problems(snapshot.created_unix_nano):
+                key = config.config_id, problem.key or _NUMBER.sub("#", problem.text)
                 said[key] = None
                 if key not in self._told:
-                    _log.warning("%s: %s", name_of(config), text, extra=REPORT_ONCE)
+                    _log.warning("%s: %s", name_of(config), problem.text, extra=REPORT_ONCE)
         over = [key for key in self._told if key not in said]
         self._told = dict.fromkeys(over[-TOLD_MAX:]) | said
-
-
-def _news(verdict: Verdict, config_id: str, now_unix_nano: int) -> dict[_Key, str]:
-    """What there is to tell of a configuration, by what makes it another piece of news."""
-    news: dict[_Key, str] = {}
-    if verdict.change is not None:
-        change = verdict.change
-        news[config_id, change.since_unix_nano, change.term] = change.text(now_unix_nano)
-    for doubt in verdict.doubts:
-        news[config_id, _NUMBER.sub("#", doubt)] = f"not usable: {doubt}"
-    for odd in verdict.outliers:
-        news[config_id, odd.engine, odd.term] = odd.text
-    return news
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ FIELDS = {
     "Level": "factor last_row_unix_nano",
     "OutlierReplica": "engine ratio stderr term added siblings",
     "SpeedChange": "factor since_unix_nano term added within_s",
-    "Problem": "text is_defect",
+    "Problem": "text is_defect key",
     "Verdict": "usable reasons doubts quarantined error rows last_row_unix_nano last_heard_unix_nano replaced change "
     "outliers seen hidden",
     "Identity": "config_id facts last_seen_unix_nano replaced",

@@ -40,7 +40,7 @@ def test_what_is_young_is_not_usable_yet_and_no_problem(telemetry, rows_min):
 def test_a_learner_that_failed_is_a_defect():
     verdict = verdict_of(quarantined="step_time: ValueError", targets={})
     assert (verdict.usable, verdict.state, verdict.error) == (False, "quarantined", None)
-    assert verdict.problems(NOW) == (("quarantined, its learner failed", True),)
+    assert verdict.problems(NOW) == (("quarantined, its learner failed", True, ""),)
 
 
 def test_a_doubt_is_a_reason_and_a_problem():

@@ -186,14 +186,14 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument, step: TypicalStep
     if weighted is None:
         return "", None
     every = sum(map(mul, moved, weighted))
-    found, squares = {"": (every, 0.0)}, sum(map(mul, b, _solved(summed, b) or b))
+    lengths = {name: sum(map(mul, u, _solved(summed, u) or u)) for name, u in hypotheses.items()}
+    found = {"": (every, 0.0)}
     for name, u in hypotheses.items():
-        along = sum(map(mul, u, weighted))
-        length = sum(map(mul, u, _solved(summed, u) or u))
-        if length > 0.0:
-            found[name] = (every - along * along / length, along / length)
+        if lengths[name] > 0.0:
+            by = sum(map(mul, u, weighted)) / lengths[name]
+            found[name] = (every - by * by * lengths[name], by)
     (least, by), name = min((value, name) for name, value in found.items())
-    enough = _TWICE * least + NOTABLE**2 + _QUIETEST**2 * squares
+    enough = _TWICE * least + NOTABLE**2 + _QUIETEST**2 * lengths["all"]
     is_sure = least <= _LEFT * every and sum(left <= enough for left, _ in found.values()) == 1
     goes_along = step is None or not step.is_other or (by > 0.0) == (step.after_us > step.before_us)
     return (name, by) if is_sure and goes_along else ("", None)

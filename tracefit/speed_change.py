@@ -28,11 +28,6 @@ class SpeedChange(NamedTuple):
     added: float | None = None
     within_s: float | None = None
 
-    @property
-    def of_prefill(self) -> bool:
-        """Whether steps with prefill alone changed."""
-        return self.term.startswith("prefill")
-
     def is_recent(self, now_unix_nano: int) -> bool:
         """Whether a person who looks now may not have heard of it."""
         return now_unix_nano - self.since_unix_nano < RECENT_NS
@@ -40,7 +35,7 @@ class SpeedChange(NamedTuple):
     def text(self, now_unix_nano: int) -> str:
         """``steps take 1.42 × as long since 14:03 UTC ± 2 min: …`` and the term; with the date where it is another."""
         since, today = minute(self.since_unix_nano), minute(now_unix_nano).partition(" ")[0]
-        change = f"steps {'with prefill ' * self.of_prefill}take {self.factor:.2f} × as long"
+        change = f"steps {'with prefill ' * self.term.startswith('prefill')}take {self.factor:.2f} × as long"
         said = term_text(self.term, self.added) or _UNSURE
         return f"{change} since {since.removeprefix(f'{today} ')}{self.within}: {said}"
 

@@ -195,20 +195,17 @@ def computable_model(config: ConfigDocument, name: str) -> Model:
         NoCoefficientsError: there is none; it says which and why.
     """
     target = config.targets.get(name)
-    known = FEATURES if config.missed_experts is None else (*FEATURES, ACTIVE_EXPERTS)
+    known = {*FEATURES} if config.missed_experts is None else {*FEATURES, ACTIVE_EXPERTS}
     if target is None:
         raise NoCoefficientsError(f"configuration {config.config_id} has learned nothing about {name} yet")
     for key in ("portable", target.champion):
         model = target.models.get(key)
-        if model is not None and model.coefficients and (name != STEP_TIME or _names(model) <= set(known)):
+        names = set() if model is None else {each.name for each in model.coefficients}
+        if model is not None and names and (name != STEP_TIME or names <= known):
             return model
     raise NoCoefficientsError(
         f"configuration {config.config_id} publishes no coefficients of {name} that can be computed from what is asked"
     )
-
-
-def _names(model: Model) -> set[str]:
-    return {each.name for each in model.coefficients}
 
 
 def doubts_of(model: Model, telemetry: str) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import courses, scatter, step_shares
 from exporters.what_if import LoadView
-from exporters.wording import TARGETS, Advice, advice_for
+from exporters.wording import TARGETS, Advice, advice_for, name_of
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
 from tracefit import Verdict
 
@@ -36,11 +36,8 @@ class ConfigVerdict(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What people call it: the model, or who sends."""
-        model, engines = self.config.config.get("model"), self.config.engines
-        if model:
-            return str(model)
-        return f"unknown model at {engines[0].instance}" if engines else "unknown model"
+        """What people call it."""
+        return name_of(self.config)
 
     @property
     def facts(self) -> str:

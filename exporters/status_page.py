@@ -30,7 +30,7 @@ from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
 from exporters.what_if import Advisory, identities_of, meant_config
-from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count, name_of
+from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
@@ -172,7 +172,7 @@ def _noted(detail: Mapping[str, object]) -> dict[str, str]:
 
 def _news(judged: Sequence[ConfigVerdict], now: int) -> list[tuple[str, str, Problem]]:
     """What a person should hear first: id and name of a configuration, and its problem; defects before the others."""
-    news = [(each.config.config_id, name_of(each.config), p) for each in judged for p in each.verdict.problems(now)]
+    news = [(each.config.config_id, each.title, p) for each in judged for p in each.verdict.problems(now)]
     return sorted(news, key=lambda item: not item[2].is_defect)
 
 

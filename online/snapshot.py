@@ -6,9 +6,7 @@ without a prior is absent: its feature is not in the list. Never NaN, never a pl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
@@ -78,11 +76,6 @@ class ModelSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     prediction_error: ErrorSnapshot | None = None
     shaped_error: ErrorSnapshot | None = None
     covariance: list[list[float]] = []
-
-    def with_each(self, told: Callable[[FeatureSnapshot], dict[str, Any]], **changes: Any) -> ModelSnapshot:
-        """A copy with what is told of each feature in place of what it says, and with other changes."""
-        features = [msgspec.structs.replace(feature, **told(feature)) for feature in self.features]
-        return msgspec.structs.replace(self, features=features, **changes)
 
 
 class IntervalSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

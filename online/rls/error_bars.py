@@ -64,6 +64,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
@@ -356,7 +357,11 @@ def doubt_identified(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapsho
         doubt = Reason.POOR_FIT
     if doubt is None:
         return model
-    return model.with_each(lambda each: {"status": "weak", "reason": doubt} if each.status == "identified" else {})
+    features = [
+        msgspec.structs.replace(each, status="weak", reason=doubt) if each.status == "identified" else each
+        for each in model.features
+    ]
+    return msgspec.structs.replace(model, features=features)
 
 
 def _finite(value: float) -> float | None:

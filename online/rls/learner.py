@@ -174,7 +174,7 @@ class RlsLearner(Stateful):
         detector: of changes of speed (online/change.py).
 
     Attributes:
-        held: rows of the first fit; None before the first and after the last, when it is no longer ``holding``.
+        held: rows of the first fits; None before the first row and after the last of these fits.
         by_pages: whether all rows are of times between two scrapes of a page.
         scale, median_us: s and m of online/rls/solve.py.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
@@ -185,7 +185,7 @@ class RlsLearner(Stateful):
     """
 
     SAVED = (
-        *("rows", "holding", "started", "by_pages", "scale", "median_us"),
+        *("rows", "started", "by_pages", "scale", "median_us"),
         *("fit", "error", "intervals", "shapes", "drift", "sums"),
     )
 
@@ -194,7 +194,7 @@ class RlsLearner(Stateful):
         self._robust = features.target not in MEAN_TARGETS
         self.rows = 0
         self.held: RowBlock | None = None
-        self.holding, self.started, self.by_pages = True, False, True
+        self.started, self.by_pages = False, True
         self.scale, self.median_us = MISFIT, 0.0
         self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
@@ -213,6 +213,11 @@ class RlsLearner(Stateful):
         super().from_state(state)
         if state["held"] is not None:
             self.held = RowBlock.of_state(state["held"], self.features.target.vocabulary)
+
+    @property
+    def holding(self) -> bool:
+        """Whether the last of the first fits is to come."""
+        return self.held is not None or not self.started
 
     def take_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
@@ -296,7 +301,7 @@ class RlsLearner(Stateful):
         weight, share, self.scale, self.median_us = weigh_first_rows(
             z, held.weight, self.fit.solve, robust=self._robust
         )
-        self.started, self.holding = True, not (last or len(held) >= START_ROWS)
+        self.started = True
         prediction = z[:, : self.fit.p] @ self.fit.beta
         self.fit.forget()
         self.fit.learn(held, z, weight, share, prediction)
@@ -305,7 +310,7 @@ class RlsLearner(Stateful):
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
         self.shapes = ShapeFactors(self.fit.p)
         self.shapes.learn(held.cell[usual], z[usual, : self.fit.p], log_ratio, self.fit.beta)
-        if not self.holding:
+        if last or len(held) >= START_ROWS:
             self.fit.solve_strata(self.scale)
             self.held = None
 

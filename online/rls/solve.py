@@ -65,7 +65,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from online.blocks import median_of
-from online.constants import BISQUARE, DONOR_SHARE, MAD_TO_SD, MISFIT, NOISE_ROWS, QUIETEST, START_ROWS, TINY, WORTH
+from online.constants import (
+    BISQUARE,
+    DONOR_SHARE,
+    MAD_TO_SD,
+    MISFIT,
+    NOISE_ROWS,
+    QUIETEST,
+    START_ROWS,
+    TINY,
+    VALUE_MAX,
+    WORTH,
+)
 from online.rows import PHASES, Floats, Ints, Mask
 from online.state import StateError, Tree, fitted_array
 
@@ -257,8 +268,6 @@ def weigh_first_rows(
     return weight, share, scale, median_us
 
 
-# Guard: stands for infinity, relative to the column's own diagonal of A: coefficient 0 for every purpose.
-_PRUNED = 1e12
 # Guess: the log evidence below which a change is not worth making.
 _LEAST_GAIN = 1e-3
 
@@ -281,8 +290,8 @@ def relevance(a: Floats, b: Floats, variance: float, always: Mask, free: Mask) -
         if not gain[best] > _LEAST_GAIN:
             break
         alpha[best] = wanted[best]
-    pruned = alpha < 0.0
-    return np.where(pruned, _PRUNED * np.maximum(a.diagonal(), TINY), variance * alpha), pruned
+    pruned = alpha < 0.0  # a precision that stands for an infinite one: coefficient 0 for every purpose
+    return np.where(pruned, VALUE_MAX * np.maximum(a.diagonal(), TINY), variance * alpha), pruned
 
 
 def _without_each(a: Floats, b: Floats, variance: float, alpha: Floats) -> tuple[Floats, Floats]:

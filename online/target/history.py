@@ -73,8 +73,7 @@ class StepHistory(Stateful):
         if too_soon or not watcher.started:
             return
         p = len(self.features)
-        # Error bars exist once the first rows became statistics.
-        stderr = np.zeros(p) if watcher.holding else np.nan_to_num(watcher.diagnosis().stderr[:p], posinf=0.0)
+        stderr = np.nan_to_num(watcher.diagnosis().stderr[:p])
         kept = np.flatnonzero(self.at_ns > at_ns - DAY_NS)
         kept = kept[::2] if len(kept) >= POINTS_MAX else kept
         self.at_ns = np.append(self.at_ns[kept], at_ns)

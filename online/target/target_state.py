@@ -169,11 +169,12 @@ class TargetState(Stateful):
 
     def snapshot(self) -> TargetSnapshot | None:
         """None while there is nothing to say."""
-        models, told, model = self._models_as_published(), None, self.models.get(PORTABLE)
-        if self.sheet_prior is not None and model is not None and (told := self.sheet_prior.after(model)) is not None:
+        models, beta, model = self._models_as_published(), None, self.models.get(PORTABLE)
+        if self.sheet_prior is not None and model is not None and self.sheet_prior.fits(model):
             if PORTABLE not in models:
                 return self.sheet_prior.target_before()
-            models[PORTABLE] = told.model(models[PORTABLE])
+            if (told := self.sheet_prior.after(model, models[PORTABLE])) is not None:
+                models[PORTABLE], beta = told, np.array([feature.coefficient for feature in told.features])
         vector, champion, watcher = self.target.vector, self._best(), self.watcher()
         if watcher is None or champion not in models:
             return None
@@ -185,7 +186,7 @@ class TargetState(Stateful):
             doubts = self._doubts(watcher, replicas)
             models = {name: doubt_identified(model, next(iter(doubts), None)) for name, model in models.items()}
         if self.published is not None:
-            parts = self.published.snapshot(self.models[PORTABLE], None if told is None else told.beta)
+            parts = self.published.snapshot(self.models[PORTABLE], beta)
         else:
             band = learner.intervals.snapshot(by_stratum=vector == "beta")
             parts = {"interval": band, "mean_factor": learner.mean_factor()}

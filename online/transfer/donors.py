@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.constants import DONOR_SHARE
+from online.constants import DONOR_SHARE, MISFIT
 from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, System
 from online.rls import Prior, RlsLearner, solve
 from online.rows import Floats, Target
@@ -41,8 +41,9 @@ from .sheet import (
     terms_of,
 )
 
-# Guess: the first is half of the floor of one donor (online/rls/solve.py).
-_FLOOR, _POOLED_MISFIT = 0.01, 0.08
+# Guess: half of the floor of one donor (online/rls/solve.py).
+_FLOOR = MISFIT / 2.0
+_POOLED_MISFIT = 0.08
 """A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]

@@ -76,7 +76,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US
+from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, is_contradicted, points_of, solve
@@ -102,8 +102,6 @@ _CHUNK_TOKENS = 2048.0
 _KNOWN = 0.5
 # Guess: rows of a fit that stands alone, and passes over held rows.
 _ENOUGH_ROWS, _PASSES = 64, 2
-# Guard: a point of which less is left says nothing, and 1 / rows may be no number.
-_ROWS_MIN = 1e-12
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite; beyond a factor of ten it says nothing.
 _WIDE_MAX = math.log(10.0)
@@ -189,7 +187,7 @@ def capped(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
     """Statistics from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
     p = sums.shape[1] - 2
     squares = sums[:, p, p]
-    seen = (rows > _ROWS_MIN) & (squares > 0.0)
+    seen = (rows > 1.0 / VALUE_MAX) & (squares > 0.0)
     sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
     if hidden:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
@@ -307,34 +305,6 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
 # ----------------------------------------------------------------- what is published
 
 
-class SheetEstimate(NamedTuple):
-    """beta (p,) of ``columns``, covariance (p, p) and standard errors (p,), status and reason of each coefficient.
-
-    ``spread``: relative sd of a step of 32 requests of 1,000 tokens.
-
-    A coefficient is ``prior_only`` until its rows halve the error that was there before them; ``weak`` where vif > 10
-    or the error is more than 20 %; else ``identified``.
-    """
-
-    columns: tuple[Column, ...]
-    beta: Floats
-    covariance: Floats
-    stderr: Floats
-    status: list[str]
-    reason: list[Reason | None]
-    spread: float
-
-    def model(self, learned: ModelSnapshot) -> ModelSnapshot:
-        """The model as published, in place of what was learned."""
-        own, features = {feature.name: feature for feature in learned.features}, []
-        told = zip(self.columns, self.beta.tolist(), self.stderr.tolist(), self.status, self.reason, strict=True)
-        for column, beta, stderr, status, reason in told:
-            here = own.get(column.name, FeatureSnapshot(name=column.name, unit=column.unit, coefficient=0.0, status=""))
-            said = {"coefficient": beta, "stderr": stderr, "status": status, "reason": reason}
-            features.append(msgspec.structs.replace(here, **said))
-        return msgspec.structs.replace(learned, features=features, covariance=self.covariance.tolist())
-
-
 class SheetPrior:
     """Prior of one configuration: its sheet, the population, and ``known``, the evidence of a donor of its identity."""
 
@@ -343,24 +313,22 @@ class SheetPrior:
     ) -> None:
         self.terms, self._population, self._known = terms, population, known
 
-    def before(self) -> SheetEstimate:
-        """The estimate before the first row."""
-        return self._published(None, np.ones(len(self.terms.base)))
-
     def target_before(self) -> TargetSnapshot:
         """The step time before the first row."""
-        told, none = self.before(), ModelSnapshot(features=[], rows=0, effective_rows=0.0)
-        wide = min(TENTH * float(np.hypot(told.spread, MISFIT)), _WIDE_MAX)
-        band = IntervalSnapshot(p10=float(np.exp(-wide)), p50=1.0, p90=float(np.exp(wide)))
-        models = {PORTABLE: told.model(none)}
-        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models=models, interval=band)
+        terms, none = self.terms, ModelSnapshot(features=[], rows=0, effective_rows=0.0)
+        model = self._published(None, np.ones(len(terms.base)), none)
+        step_us = terms.typical @ [feature.coefficient for feature in model.features]
+        spread = math.sqrt(max(float(terms.typical @ model.covariance @ terms.typical), 0.0)) / float(step_us)
+        wide = min(TENTH * math.hypot(spread, MISFIT), _WIDE_MAX)
+        band = IntervalSnapshot(p10=math.exp(-wide), p50=1.0, p90=math.exp(wide))
+        return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models={PORTABLE: model}, interval=band)
 
-    def after(self, learner: RlsLearner) -> SheetEstimate | None:
-        """The estimate to publish in place of what was learned; None where that stands on its own."""
-        if learner.features.names != tuple(column.name for column in self.terms.columns):
-            return None  # the sheet came after the first rows, and with it the experts
-        if not learner.started:
-            return self.before()
+    def fits(self, learner: RlsLearner) -> bool:
+        """Whether it has the same columns: a sheet may come after the first rows, and with it the experts."""
+        return learner.features.names == tuple(column.name for column in self.terms.columns)
+
+    def after(self, learner: RlsLearner, learned: ModelSnapshot) -> ModelSnapshot | None:
+        """The model to publish in place of what was learned; None where that stands on its own."""
         p = len(self.terms.base)
         held = None if learner.held is None else Design.of(learner.features, learner.held)
         vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
@@ -374,9 +342,9 @@ class SheetPrior:
                 evidence = evidence_of_held(held, *self._estimate(evidence), hidden=hidden)
         if evidence is None:
             return None
-        published = self._published(evidence, vif)
+        beta, _ = self._estimate(evidence)
         own = evidence.misfit(learner.fit.beta[:p])
-        return None if is_contradicted(evidence.misfit(published.beta), own) else published
+        return None if is_contradicted(evidence.misfit(beta), own) else self._published(evidence, vif, learned)
 
     def _estimate(self, evidence: SufficientStatistics | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
@@ -384,16 +352,24 @@ class SheetPrior:
         theta, covariance = estimate(self.terms, known, self._population)
         return self.terms.beta(theta), m @ covariance @ m.T
 
-    def _published(self, evidence: SufficientStatistics | None, vif: Floats) -> SheetEstimate:
+    def _published(self, evidence: SufficientStatistics | None, vif: Floats, learned: ModelSnapshot) -> ModelSnapshot:
+        """The estimate in place of what was learned.
+
+        A coefficient is ``prior_only`` until its rows halve the error that was there before them; ``weak`` where
+        vif > 10 or the error is more than 20 %; else ``identified``.
+        """
         beta, covariance = self._estimate(evidence)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        status, reason = list[str](), list[Reason | None]()
-        for j, sure in enumerate((stderr < IDENTIFIED_ERROR * beta).tolist()):
-            prior = evidence is None or not stderr[j] < _KNOWN * before[j]
-            weak = None if prior else Reason.COLLINEAR if vif[j] > VIF_MAX else None if sure else Reason.WIDE
-            status.append("prior_only" if prior else "weak" if weak else "identified")
-            reason.append(weak)
-        step = self.terms.typical
-        spread = math.sqrt(max(float(step @ covariance @ step), 0.0)) / float(step @ beta)
-        return SheetEstimate(self.terms.columns, beta, covariance, stderr, status, reason, spread)
+        is_prior = np.ones(len(beta), np.bool_) if evidence is None else ~(stderr < _KNOWN * before)
+        own, features = {feature.name: feature for feature in learned.features}, []
+        for j, column in enumerate(self.terms.columns):
+            weak = None
+            if not is_prior[j]:
+                wide = None if stderr[j] < IDENTIFIED_ERROR * beta[j] else Reason.WIDE
+                weak = Reason.COLLINEAR if vif[j] > VIF_MAX else wide
+            here = own.get(column.name, FeatureSnapshot(name=column.name, unit=column.unit, coefficient=0.0, status=""))
+            status = "prior_only" if is_prior[j] else "weak" if weak else "identified"
+            said = {"coefficient": float(beta[j]), "stderr": float(stderr[j]), "status": status, "reason": weak}
+            features.append(msgspec.structs.replace(here, **said))
+        return msgspec.structs.replace(learned, features=features, covariance=covariance.tolist())

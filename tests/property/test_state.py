@@ -83,7 +83,7 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("fit", "prior", {"mean": np.zeros(2), "sd": np.zeros(2), "misfit": 0.0}, "a prior of 2 columns, expected 6"),
         ("portable", "rows", "many", "RlsLearner.rows: 'many' does not fit"),
         ("portable", "held", 0, "state does not fit"),
-        ("portable", "holding", 1, "RlsLearner.holding: 1 does not fit"),
+        ("portable", "started", 1, "RlsLearner.started: 1 does not fit"),
         ("all_rows", "medians", [0.0, np.inf], r"ChangeTest.medians: .* does not fit"),
         ("engines", "0", {}, "state does not fit: KeyError"),
         ("history", "values", np.zeros((1, 2, 3)), "StepHistory.values: an array of"),

@@ -51,8 +51,10 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
     assert len(view.coefficients) == len(view.stderrs) == len(view.features)
 
 
-HELD = SimpleNamespace(started=True, holding=True, fit=SimpleNamespace(beta=np.ones(2)))
-"""A learner whose error bars are not known yet."""
+LEARNER = SimpleNamespace(
+    started=True, fit=SimpleNamespace(beta=np.ones(2)), diagnosis=lambda: SimpleNamespace(stderr=np.full(2, np.nan))
+)
+"""A learner whose error bars are not known."""
 
 
 @settings(deadline=None, max_examples=60)
@@ -61,7 +63,7 @@ HELD = SimpleNamespace(started=True, holding=True, fit=SimpleNamespace(beta=np.o
 def test_the_course_is_bounded_grows_and_reaches_back_a_day(n, apart_ns):
     times, course = [DAY_NS + i * apart_ns for i in range(n)], StepHistory(("a", "b"))
     for each in times:
-        course.record(each, HELD)
+        course.record(each, LEARNER)
     at_ns = course.at_ns
     assert 1 <= len(at_ns) == len(course.values) <= POINTS_MAX
     assert (np.diff(at_ns) > 0).all()

@@ -300,6 +300,7 @@ class PendingTelemetry(NamedTuple):
         engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
         until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
         return (
-            f"{held} of {engines}, not learned yet: steps wait for the spans of their requests, and these for steps. "
+            f"{held} of {engines}, not learned yet: they wait for older ones of other engines, or for the steps or spans "
+            "that belong to them. "
             f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
         )

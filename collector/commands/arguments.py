@@ -91,7 +91,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
     if error.possibilities and not meant:
         return f"; did you mean {error.possibilities[0]!r}?"
-    return f"; there are {', '.join(sorted(each for each in has if each.startswith('--')))}"
+    own = ", ".join(sorted(each for each in has if each.startswith("--")))
+    return own and f"; there are {own}"
 
 
 def _options(error: click.UsageError) -> set[str]:

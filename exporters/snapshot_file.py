@@ -73,7 +73,6 @@ class WriteReport(NamedTuple):
     """What a round of writing did; errors are (file name, reason) with the reason from ``OSError.strerror``."""
 
     written: tuple[str, ...]
-    removed: tuple[str, ...]
     errors: tuple[tuple[str, str], ...]
 
 
@@ -92,20 +91,17 @@ def write_snapshot(directory: Path, snapshot: Snapshot) -> WriteReport:
         if _CONFIG_ID.fullmatch(config.config_id):
             with contextlib.suppress(BlisError):
                 files[f"{config.config_id}{BLIS_SUFFIX}"] = export(snapshot, config)[0]
-    written, removed, errors = [], [], []
-    for name, data in files.items():
+    written, errors = [], []
+    for name in (*files, *_stale(directory, files)):
         try:
-            write_atomically(directory / name, data)
-            written.append(name)
+            if name in files:
+                write_atomically(directory / name, files[name])
+                written.append(name)
+            else:
+                (directory / name).unlink()
         except OSError as error:
             errors.append((name, error.strerror or type(error).__name__))
-    for name in _stale(directory, files):
-        try:
-            (directory / name).unlink()
-            removed.append(name)
-        except OSError as error:
-            errors.append((name, error.strerror or type(error).__name__))
-    return WriteReport(tuple(written), tuple(removed), tuple(errors))
+    return WriteReport(tuple(written), tuple(errors))
 
 
 def _stale(directory: Path, files: Mapping[str, bytes]) -> list[str]:

@@ -99,8 +99,8 @@ _NO_LEVEL: Mapping[str, Level] = {}
 class Target(NamedTuple):
     """Everything known about one kind of time.
 
-    ``shapes`` are by the name of their cell, and say nothing while they are not ``factors_applied``; ``seen``: lowest
-    and highest value of each feature per step; ``cells``, names of those visited (both empty: not known);
+    ``shapes`` are by the name of their cell, none while their factors are not applied; ``seen``: lowest and highest
+    value of each feature per step; ``cells``, names of those visited (both empty: not known);
     ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead,
     None where none is known to be; ``context_us_per_token``, what a token of decode context costs among steps of about
     one size, None where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed
@@ -118,7 +118,6 @@ class Target(NamedTuple):
     mean_factor: float
     step_ahead_us: float | None = None
     context_us_per_token: float | None = None
-    factors_applied: bool = True
     level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
     outliers: tuple[OutlierReplica, ...] = ()
@@ -366,19 +365,19 @@ def _scheduled_ahead(engines: Iterable[Tree], stated: object) -> bool | None:
 
 def _target(name: str, tree: Tree) -> Target:
     factor, seen = _maybe(tree, "mean_factor"), _parts(tree, "seen")
+    shapes = {} if tree.get("shape_factors_applied") is False else _parts(tree, "shape_factors")
     return Target(
         name,
         _text(tree, "champion"),
         {key: _model(key, each) for key, each in _parts(tree, "models").items()},
         _interval(tree.get("interval")),
-        {cell: _shape(each) for cell, each in _parts(tree, "shape_factors").items()},
+        {cell: _shape(each) for cell, each in shapes.items()},
         {name: (_number(low), _number(high)) for name, (low, high) in _parts(seen, "features").items()},
         frozenset(map(str, seen.get("cells") or ())),
         _maybe(tree, "mean_us"),
         1.0 if factor is None else factor,
         _maybe(tree, "step_ahead_us"),
         _maybe(tree, "context_us_per_token"),
-        tree.get("shape_factors_applied") is not False,
         {
             phase: Level(_number(level["factor"]), _whole(level, "last_row_unix_nano"))
             for phase, level in _parts(tree, "level").items()

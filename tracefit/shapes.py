@@ -214,7 +214,7 @@ class StepSurface:
         self, target: Target, coefficients: Coefficients, *, of_means: bool, by_size: bool, wider: float
     ) -> None:
         rows = [shape.rows for shape in target.shapes.values()]
-        told = target.factors_applied and (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
+        told = (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
         self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         context_us = target.context_us_per_token if told else None

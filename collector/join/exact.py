@@ -23,7 +23,6 @@ import numpy as np
 
 from collector.join.rows import START, Stamps
 from collector.join.window import Cells
-from collector.telemetry import RowDrop
 from online import Mask
 
 
@@ -58,15 +57,6 @@ def _resumed(steps: Cells, before: Cells) -> Mask:
     prompts_begin = (steps["attention_pairs"] > 0) & (2 * steps["attention_pairs"] <= tokens * (tokens + 1))
     nobody_left = (before["running"] <= steps["finished"]) | (before["prefill_requests"] == 0) | prompts_begin
     return np.asarray(nobody_left & (steps["decode_requests"] == 0) & (before["waiting"] == 0))
-
-
-def drops(steps: Cells, stamps: Stamps) -> list[tuple[RowDrop, Mask]]:
-    """Which intervals between consecutive stamps of these steps give no row, by reason."""
-    return [
-        (RowDrop.INCOMPLETE, np.diff(stamps.step) > 1),
-        (RowDrop.IDLE, steps["scheduled_tokens"][stamps.step[:-1]] == 0),
-        (RowDrop.TIME_ORDER, stamps.elapsed_ns < 0),
-    ]
 
 
 def overlaps(steps: Cells, cells: Cells) -> tuple[int, int]:

@@ -121,11 +121,6 @@ class EngineProcess:
         return self.scheduling is Scheduling.ASYNC
 
     @property
-    def _kv_lateness_ns(self) -> int:
-        """How long steps wait for the KV events of their time."""
-        return KvTimeline.LATENESS_NS if self.kv is not None else 0
-
-    @property
     def quality(self) -> Quality:
         """Telemetry quality: what the rows of this process are made from."""
         if not self.has_summaries:
@@ -220,7 +215,7 @@ class EngineProcess:
         self._give_up_before(window.base)
         first, stop = self.emitted_to or window.base, window.newest_step + 1
         if self.is_exact:
-            watermark_ns = self.event_unix_ns - max(self._settings.lateness_ns, self._kv_lateness_ns)
+            watermark_ns = self.event_unix_ns - self._settings.lateness_ns
             final = stop if liveness else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
             self._pass_exact(first, final, liveness)
             return
@@ -228,8 +223,10 @@ class EngineProcess:
             self._decide_scheduling(*self._view(first, stop).overlaps(), waited=waited)
         if self.scheduling is not Scheduling.UNKNOWN or not self.has_journeys:
             view = self._view(first, stop)
-            final = first + (self._told_steps(view) if liveness is Liveness.IDLE else self._final_steps(view))
-            self._pass_blocks(stop + 1 if liveness is Liveness.OVER else final, liveness)
+            final = self._told_steps(view, liveness) if liveness else self._final_steps(view)
+            self._pass_blocks(first + final, liveness)
+            if liveness is Liveness.OVER and first + final < stop:
+                self._engine.count(RowDrop.INCOMPLETE)
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
@@ -250,21 +247,27 @@ class EngineProcess:
         final, unix_ns = completed_steps(
             view, by_journeys=self.has_journeys, now_unix_ns=now_unix_ns, settings=settings
         )
-        return _leading(final & (unix_ns <= now_unix_ns - self._kv_lateness_ns))
+        if self.kv is not None:
+            final &= unix_ns <= now_unix_ns - settings.lateness_ns
+        return _leading(final)
 
-    def _told_steps(self, view: StepView) -> int:
-        """How many of these steps, from the first on, are used when the engine is idle.
+    def _told_steps(self, view: StepView, liveness: Liveness) -> int:
+        """How many of these steps, from the first on, are used when the engine is idle; if it is over, one more.
 
         Those behind the newest summary are about to get theirs: the span that carries them ends when the engine goes
         on. Holes, and steps of an engine without summaries, are told by requests, of which some may still run.
         """
+        told = view.seen
         if not self.has_summaries:
             unix_ns = np.maximum(view.cells["completed_unix_ns"], view.cells["scheduled_unix_ns"])
-            ended = np.flatnonzero((unix_ns > 0) & (unix_ns <= self.event_unix_ns - self.longest_run_ns))
-            return int(ended[-1]) + 1 if len(ended) else 0
-        last = np.flatnonzero(view.seen)[-1:]
-        told = view.seen | trusted_missing_steps(view, sampled=self.calibration.missing_step_scale != 1.0)
-        return min(_leading(told) if self.has_journeys else len(told), *(last + 1)) if len(last) else 0
+            told = (unix_ns > 0) & (unix_ns <= self.event_unix_ns - self.longest_run_ns)
+        stop = int(np.flatnonzero(told)[-1]) + 1 if told.any() else 0
+        if liveness is Liveness.OVER:
+            return stop + 1 if stop else 0
+        if self.has_summaries and self.has_journeys:
+            told = told | trusted_missing_steps(view, sampled=self.calibration.missing_step_scale != 1.0)
+            stop = min(_leading(told), stop)
+        return stop
 
     def _pass_exact(self, first: int, stop: int, liveness: Liveness) -> None:
         """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
@@ -278,7 +281,7 @@ class EngineProcess:
         stamps = exact.done_stamps(*around)
         if self._end_at(first, stamps):
             view = StepView(*around, asynchronous=False)
-            self._add_rows(first, view, summary_features(view.steps), stamps, exact.drops(view.steps, stamps))
+            self._add_rows(first, view, summary_features(view.steps), stamps, view.seen)
 
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
         """Pass the steps below ``stop`` block by block: what a block teaches holds for its own rows."""
@@ -292,11 +295,11 @@ class EngineProcess:
             self._chunks = split_chunks(self._chunks, self.window, end, budget_tokens, asynchronous=asynchronous)
             self._learn(step, end, idle=liveness is Liveness.IDLE)
             last = liveness is Liveness.OVER and end == stop
-            self._emit_rows(end if last or not asynchronous else end - 1, last=last)
+            self._emit_rows(end if last or not asynchronous else end - 1)
             step = end
 
-    def _emit_rows(self, stop: int, *, last: bool) -> None:
-        """Rows between the stamped boundaries below ``stop``; ``last``: the last ones of the process."""
+    def _emit_rows(self, stop: int) -> None:
+        """Rows between the stamped boundaries below ``stop``."""
         calibration, first = self.calibration, self.emitted_to or self.window.base
         if not len(self._view(max(first, stop - BLOCK_STEPS) - 1, stop + 1).stamps().step):
             return  # in a hole
@@ -306,14 +309,8 @@ class EngineProcess:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == START)
         if self._end_at(first, stamps):
-            dropped = drops(
-                view,
-                stamps,
-                trusted=trusted_missing_steps(view, sampled=sampled) & self.has_journeys,
-                open_after_unix_ns=self.event_unix_ns - self.longest_run_ns if last else None,
-                row_steps_max=self._settings.row_steps_max,
-            )
-            self._add_rows(first, view, step_features(view, calibration), stamps, dropped)
+            known = view.seen | (trusted_missing_steps(view, sampled=sampled) & self.has_journeys)
+            self._add_rows(first, view, step_features(view, calibration), stamps, known)
 
     def _end_at(self, first: int, stamps: Stamps) -> bool:
         """The newest row ends at the last of these stamps, which count from the step before ``first``; is there one?"""
@@ -321,9 +318,9 @@ class EngineProcess:
             self.emitted_to, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
         return len(stamps.step) > 1
 
-    def _add_rows(
-        self, first: int, view: StepView, raw: Floats, stamps: Stamps, dropped: list[tuple[RowDrop, Mask]]
-    ) -> None:
+    def _add_rows(self, first: int, view: StepView, raw: Floats, stamps: Stamps, known: Mask) -> None:
+        """Rows between these stamps, of whose steps the ``known`` ones are told or can be trusted."""
+        dropped = drops(view, stamps, known, self._settings.row_steps_max)
         here, number, quality = stamps.covered, self._engine.number, self.quality
         steps, cells, raw = view.steps[here], view.cells[here], raw[here]
         if self.kv is not None:

@@ -6,7 +6,7 @@ Whose they are. No KV event names the process it comes from (wire contract §8).
 When. A batch is stamped at the end of the step whose events it carries, 20-130 µs after that step's FIRST_TOKEN
 (captures c1, c5, c10); a step without events has no batch. So "nothing was moved in between" is only known where the
 sequence numbers on both sides are consecutive. Batches come in order of time; one that goes back is late. Columns of
-steps begin ``allowed_lateness_s`` after the first batch; steps wait ``LATENESS_NS`` for their batches.
+steps begin ``allowed_lateness_s`` after the first batch, and steps wait as long for their batches.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ _SAME_PROCESS_NS = 60_000_000_000
 
 class KvTimeline:
     """What one publisher told, in order of time; bounded by count and by age."""
-
-    LATENESS_NS = 10_000_000_000
-    """Events of one moment arrive within this time of each other; what is asked of a moment this old is final."""
 
     def __init__(self, grace_ns: int) -> None:
         self._grace_ns = grace_ns

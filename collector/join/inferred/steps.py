@@ -153,25 +153,18 @@ def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
     )
 
 
-def drops(
-    view: StepView, stamps: Stamps, *, trusted: Mask, open_after_unix_ns: int | None, row_steps_max: int
-) -> list[tuple[RowDrop, Mask]]:
+def drops(view: StepView, stamps: Stamps, known: Mask, row_steps_max: int) -> list[tuple[RowDrop, Mask]]:
     """Which intervals between consecutive stamps give no row, by reason; shape of each mask: (len(stamps.step) - 1,).
 
     Args:
         view: the steps that the stamps index.
         stamps: the stamped boundaries.
-        trusted: holes of which journeys tell enough, shape (m,).
-        open_after_unix_ns: at the end of a stream, requests that began after it may still run unheard of.
+        known: steps that have a summary, or of which journeys tell enough, shape (m,).
         row_steps_max: more steps make no row.
     """
     starts, here = stamps.step[:-1] - stamps.step[0], stamps.covered
-    incomplete: Mask = np.logical_or.reduceat((~view.seen & ~trusted)[here], starts)
-    if open_after_unix_ns is not None:
-        beyond = np.logical_or.reduceat(neighbours(view.seen)[1][here] < 0, starts)
-        incomplete |= beyond & (stamps.unix_ns[1:] > open_after_unix_ns)
     return [
-        (RowDrop.INCOMPLETE, incomplete),
+        (RowDrop.INCOMPLETE, np.logical_or.reduceat(~known[here], starts)),
         (RowDrop.IDLE, np.logical_or.reduceat(view.empty[here], starts)),
         (RowDrop.TIME_ORDER, stamps.elapsed_ns < 0),  # of none at all the learner says that the clock is too coarse
         (RowDrop.TOO_LONG, np.diff(stamps.step) > row_steps_max),

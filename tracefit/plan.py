@@ -79,8 +79,7 @@ def planned(loop: RequestTimes, work: Workload, itl_ms: object, ttft_ms: object,
     last = min(end, max(2 * best, 8))
     sizes = sorted({*(1 << power for power in range(last.bit_length())), last, max(best, 1)})
     curve = tuple(at(n) for n in sizes)
-    is_served = best > 0 and here.requests_per_s > 0.0
-    replicas = math.ceil(wanted / here.requests_per_s) if wanted is not None and is_served else None
+    replicas = math.ceil(wanted / here.requests_per_s) if wanted is not None and best else None
     return Plan(best, limit, here, curve, replicas)
 
 

@@ -44,11 +44,10 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import NamedTuple
 
 from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends
-from .document import ConfigDocument, Target
+from .document import ConfigDocument
 from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
 from .step_model import StepModel
@@ -111,14 +110,12 @@ class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
     def __init__(self, steps: StepModel, config: ConfigDocument) -> None:
-        targets, facts = config.targets, config.facts
+        facts = config.facts
         self.steps = steps
+        self._config = config
         self._speculates = facts.get("speculative_decoding", False) not in (False, "none")  # a rule may tell the method
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
-        queueing = targets.get("api_queueing")
         self._loop = ClosedLoop(steps, ahead=_ahead(config))
-        self._before = (_outside_time(queueing, "prompt_tokens"), _outside_time(targets.get("first_response"), ""))
-        self._after = _outside_time(targets.get("post_decode"), "output_tokens")
 
     def slots(self, work: Workload) -> tuple[float, str]:
         """Requests that run at the same time at most, and which limit says so; inf where nobody said.
@@ -143,12 +140,15 @@ class RequestTimes:
         in_flight = checked("concurrency", concurrency, 1.0, REQUESTS_MAX)
         (slots, limit), tokens = self.slots(work), work.output - 1.0
         running = min(slots, in_flight)
-        api = ends(operator.add, *[time(work) for time in self._before])
+        queueing = _outside_time(self._config, "api_queueing", "prompt_tokens", work.prompt)
+        response = _outside_time(self._config, "first_response", "", 0.0)
+        after = _outside_time(self._config, "post_decode", "output_tokens", work.output)
+        api = ends(operator.add, queueing, response)
         turnaround_us = max(TURNAROUND_US, api[0])
         at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
         ttft = ends(operator.add, ttft, api)
-        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, self._after(work))
-        per_s = in_flight / (e2e[0] + turnaround_us - api[0]) * 1e6 if e2e[0] > 0.0 else 0.0
+        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, after)
+        per_s = 1e6 * in_flight / (e2e[0] + turnaround_us - api[0])
         least_us, memory_us = self._gathered_itl(work, running), self._memory_us(work, in_flight, at)
 
         refused, waits = self._refused(work, running, at, least_us), list[str]()
@@ -232,19 +232,14 @@ def _ahead(config: ConfigDocument) -> bool | None:
     return None if config.scheduled_ahead is None and config.telemetry == "fpm" else False
 
 
-def _outside_time(target: Target | None, feature: str) -> Callable[[Workload], Band]:
-    """A time outside of the steps by the request; 0 where none was learned."""
-    model = target.models.get("portable") if target is not None else None
-    if target is None or model is None or not model.coefficients:
-        return lambda _work: (0.0, 0.0, 0.0)
-    by_name = {each.name: each.value for each in model.coefficients}
-    base_us = max(by_name.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
-    per_token_us = by_name.get(feature, 0.0)
+def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:
+    """A time outside of the steps, of a request with so many tokens of its kind; 0 where none was learned."""
+    target = config.targets.get(name)
+    model = None if target is None else target.models.get("portable")
+    if target is None or model is None:
+        return 0.0, 0.0, 0.0
+    us_of = {each.name: each.value for each in model.coefficients}
+    base_us = max(us_of.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
+    us = base_us + us_of.get(feature, 0.0) * tokens
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
-    low, high, of_prompt = min(p10, 1.0), max(p90, 1.0), feature == "prompt_tokens"
-
-    def time(work: Workload) -> Band:
-        us = max(base_us + per_token_us * (work.prompt if of_prompt else work.output), 0.0)
-        return us, us * low, us * high
-
-    return time
+    return us, us * min(p10, 1.0), us * max(p90, 1.0)

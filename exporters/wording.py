@@ -44,13 +44,14 @@ def printable(text: str, max_chars: int = MAX_LABEL_CHARS) -> str:
 
 def base_unit(unit: str) -> tuple[str, float]:
     """The base unit of a feature set's unit, as a label, and the divisor that brings a coefficient to it."""
-    if unit in _RATIOS:
+    if unit == RATIO:
         return "ratio", 1.0
     words = unit.lower().replace("us", "seconds", 1).replace("^2", "_squared")
     return words.replace("/", "_per_").replace("*", "_per_"), US_PER_S
 
 
-_RATIOS = {"us/us", "1", "ratio", ""}
+RATIO = "us/us"
+"""Unit of a coefficient whose feature is a time, too."""
 
 TARGETS = {
     "step_time": ("Step time", "one turn of vLLM's busy loop"),
@@ -84,18 +85,14 @@ FEATURE_PLURALS = {
 
 def coefficient(value: float, unit: str, *, like: float | None = None, digits: int = 3) -> str:
     """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio; ``like`` as in :func:`duration`."""
-    numerator, slash, denominator = unit.partition("/")
-    if unit in _RATIOS or numerator != "us":
+    if unit == RATIO:
         return f"{significant(value, digits)} {unit_text(unit)}"
-    return f"{duration(value, like=like, digits=digits)}{slash}{denominator}"
+    return f"{duration(value, like=like, digits=digits)}{unit.removeprefix('us')}"
 
 
 def unit_text(unit: str) -> str:
     """A unit of a document as people read it: ``µs/token`` for ``us/token``, ``×`` for a ratio."""
-    if unit in _RATIOS:
-        return "×"
-    numerator, slash, denominator = unit.partition("/")
-    return f"{'µs' if numerator == 'us' else numerator}{slash}{denominator}"
+    return "×" if unit == RATIO else unit.replace("us", "µs", 1)
 
 
 def percent(ratio: float) -> str:
@@ -300,7 +297,6 @@ class PendingTelemetry(NamedTuple):
         engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
         until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
         return (
-            f"{held} of {engines}, not learned yet: they wait for older ones of other engines, or for the steps or spans "
-            "that belong to them. "
-            f"If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
+            f"{held} of {engines}, not learned yet: they wait for older ones of other engines, or for the steps or "
+            f"spans that belong to them. If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
         )

@@ -298,5 +298,6 @@ class PendingTelemetry(NamedTuple):
         until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
         return (
             f"{held} of {engines}, not learned yet: they wait for older ones of other engines, or for the steps or "
-            f"spans that belong to them. If nothing more comes, they are learned as they are, at {until:%H:%M:%S} UTC at the latest."
+            "spans that belong to them. If nothing more comes, they are learned as they are, "
+            f"at {until:%H:%M:%S} UTC at the latest."
         )

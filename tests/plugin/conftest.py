@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections import Counter
 from unittest import mock
 
 import pytest
@@ -27,7 +26,7 @@ class Kept:
 
     def __init__(self):
         self.steps = []
-        self.lost = Counter()
+        self.lost = 0
         self.stopped = []
 
     def enqueue(self, step):

@@ -33,7 +33,7 @@ def test_a_batch_of_an_unknown_shape_takes_the_hooks_off_after_five_errors_with_
     with caplog.at_level(logging.WARNING, "vllm.plugins.tracefit"):
         drive(scheduler, 40)
     assert len(scheduler.truth) == 40
-    assert kept.lost == {"hook_error": ERRORS_MAX}
+    assert kept.lost == ERRORS_MAX
     assert kept.stopped == [0]  # without waiting on the engine's thread
     assert [record.getMessage() for record in caplog.records] == ["tracefit: off after 5 errors, the last in scheduled"]
     assert name in caplog.text
@@ -49,9 +49,8 @@ def test_an_endpoint_where_nobody_is_or_that_hangs_costs_the_engine_nothing(sche
             scheduler.add_request(Request(f"r{number}", 50, 2000))
         drive(scheduler, 2000)
         assert len(scheduler.truth) == 2000
-        lost = scheduler._tracefit.publisher.lost
-        assert lost.keys() <= {"queue_full"}
-        assert (lost["queue_full"] > 1000) or scheme == "tcp"
+        assert scheduler._tracefit.is_on
+        assert (scheduler._tracefit.publisher.lost > 1000) or scheme == "tcp"
         scheduler.shutdown()
         assert scheduler.shut_down
 

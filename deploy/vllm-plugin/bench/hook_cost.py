@@ -15,7 +15,6 @@ import socket
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +43,7 @@ class Keep:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.lost: Counter[str] = Counter()
+        self.lost = 0
 
     def enqueue(self, step: Step) -> None:
         """Keep a step."""
@@ -118,7 +117,7 @@ def measure(requests: int, tokens_of: Callable[[int], int], steps: int, wire: st
         kept.steps.clear()
         hooked, walls = drive(scheduler, steps, tap)
         if kept.lost or len(kept.steps) != steps:
-            raise SystemExit(f"{len(kept.steps)} of {steps} steps, {dict(kept.lost)}")
+            raise SystemExit(f"{len(kept.steps)} of {steps} steps, {kept.lost} lost")
         if wire == "fpm":
             told.open()
             listener.connect(address)

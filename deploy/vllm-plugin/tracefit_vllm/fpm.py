@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from .publisher import Step
@@ -94,11 +94,11 @@ class ForwardPasses:
             self.close()
             raise OSError(f"{self.address}: {error.strerror}") from None
 
-    def send(self, steps: Sequence[Step], lost: Mapping[str, int]) -> bool:
+    def send(self, steps: Sequence[Step], lost: int) -> bool:
         """Publish those that computed something; always True, for a publisher does not know who listens."""
-        all_lost, now_s = sum([*lost.values()]), time.monotonic()
-        self._number += all_lost - self._lost  # whoever counts the records sees how many there were
-        self._lost = all_lost
+        now_s = time.monotonic()
+        self._number += lost - self._lost  # whoever counts the records sees how many there were
+        self._lost = lost
         told = [((step.done_ns - step.since_ns) / 1e9, step.batch) for step in steps if step.batch[0] + step.batch[3]]
         for wall_s, (*scheduled, waiting) in told or ([_IDLE] if now_s > self._sent_s + HEARTBEAT_S else ()):
             record = {

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -126,7 +126,7 @@ class Spans:
         self._export: Any = self._channel.unary_unary(METHOD)  # bytes in, bytes out
         self._error: type[Exception] = grpc.RpcError
 
-    def send(self, steps: Sequence[Step], _lost: Mapping[str, int]) -> bool:
+    def send(self, steps: Sequence[Step], _lost: int) -> bool:
         """Send one export; False if it was refused, or nobody took it for ``GIVE_UP_S``."""
         if not steps:
             return True

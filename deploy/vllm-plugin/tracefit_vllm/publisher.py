@@ -2,14 +2,14 @@
 
 The engine's thread only appends to a deque, which the interpreter makes atomic; there is no lock and no wake-up to pay
 for. The other thread starts with the first step, hence after vLLM's own forks and never in a process without a
-scheduler. What does not get through is dropped and counted by reason.
+scheduler. What does not get through is dropped and counted.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from .settings import LOG
@@ -49,14 +49,15 @@ class Publisher:
         self._queue: deque[Step] = deque(maxlen=QUEUE_STEPS)
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self.lost: Counter[str] = Counter()
+        self.lost = 0
+        """Steps and hooks that did not get through."""
 
     def enqueue(self, step: Step) -> None:
         """Queue a step; when full the oldest is dropped and counted. The first one starts the thread."""
         if self._stopping.is_set():
             return
         if len(self._queue) == QUEUE_STEPS:
-            self.lost["queue_full"] += 1
+            self.lost += 1
         self._queue.append(step)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tracefit", daemon=True)
@@ -87,7 +88,7 @@ class Publisher:
             steps = [self._queue.popleft() for _ in range(min(len(self._queue), CHUNK_STEPS))]
             sent = self._wire.send(steps, self.lost)
             if not sent:
-                self.lost["export_failed"] += len(steps)
+                self.lost += len(steps)
             late = self._stopping.is_set() and (not sent or time.monotonic() > began + STOP_S)
             if late or not self._queue:
                 return

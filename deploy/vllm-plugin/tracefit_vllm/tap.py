@@ -47,7 +47,7 @@ class Tap:
         self._wire = wire
         self.publisher = Publisher(wire)
         self._in_flight: dict[int, tuple[Any, int, int, int, tuple[int, ...]]] = {}
-        self._step = self._done_ns = 0
+        self._step = self._done_ns = self._errors = 0
         self._busy = False
 
     def scheduled(self, output: Any, start_ns: int) -> None:
@@ -72,11 +72,11 @@ class Tap:
 
     def failed(self, where: str) -> None:
         """Count an error inside a hook; called from an except block."""
-        self.publisher.lost["hook_error"] += 1
-        errors = self.publisher.lost["hook_error"]
+        self.publisher.lost += 1
+        self._errors += 1
         LOG.debug("tracefit: error in %s", where, exc_info=True)
-        if errors >= ERRORS_MAX:
-            LOG.warning("tracefit: off after %d errors, the last in %s", errors, where, exc_info=True)
+        if self._errors >= ERRORS_MAX:
+            LOG.warning("tracefit: off after %d errors, the last in %s", ERRORS_MAX, where, exc_info=True)
             self.is_on = False
             self._in_flight.clear()
             self.publisher.stop(wait_s=0)  # without waiting: this is the engine's thread

@@ -14,7 +14,7 @@ from .records import (
     Telemetry,
 )
 from .spans import decode_exports, latest_unix_ns
-from .vocabulary import MISSING, SpanEventKind
+from .vocabulary import MISSING, SpanEventKind, is_here
 from .wire import (
     LARGE_BYTES,
     SMALL_BYTES,
@@ -42,6 +42,7 @@ __all__ = [
     "Telemetry",
     "decode_exports",
     "has_too_many_values",
+    "is_here",
     "json_to_protobuf",
     "latest_unix_ns",
     "parts_by_emitter",

@@ -213,7 +213,12 @@ def scalars(attributes: Sequence[KeyValue], keys: Container[str] | None = None) 
     return out
 
 
-_HERE: Final = re.compile(r"[^:]*:(127\.0\.0\.1|\[::1\]|%5B::1%5D):")
+_LOOPBACK: Final = re.compile(r"[^:]*:(127\.0\.0\.1|\[::1\]|%5B::1%5D):")
+
+
+def is_here(peer: str) -> bool:
+    """Whether a sender is on this machine, by its address behind the kind of it."""
+    return _LOOPBACK.match(peer) is not None
 
 
 def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
@@ -222,7 +227,7 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     On this machine it may be the one or the other: processes of a pod, which share its uid, or a gateway for pods.
     """
     pod = attributes.get(POD, "")
-    return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and _HERE.match(peer) else pod or peer))
+    return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and is_here(peer) else pod or peer))
 
 
 _SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})

@@ -21,7 +21,7 @@ from collector.join.inferred import ApiProcess, Sums
 from collector.join.pages import PageEngine
 from online import RowBlock, Target
 
-from .emitter import Emitter, Key, Scheduling, TargetRows
+from .emitter import Emitter, Scheduling, TargetRows
 from .engine import Engine
 from .passes import PassEngine
 
@@ -45,23 +45,24 @@ class CheckpointError(ValueError):
 class RowWatermarks:
     """Until when the rows of each emitter were emitted, and which rows an earlier process emitted already."""
 
-    def __init__(self, restored: Mapping[Key, Marks] | None = None) -> None:
-        self._emitted: OrderedDict[Key, Marks] = OrderedDict((key, dict(own)) for key, own in (restored or {}).items())
-        self._restored = {key: dict(own) for key, own in self._emitted.items()}
+    def __init__(self, restored: Mapping[str, Marks] | None = None) -> None:
+        self._restored = restored or {}
+        self.emitted = OrderedDict((instance, dict(marks)) for instance, marks in self._restored.items())
+        """By instance."""
 
     def record(self, rows: RowBlock, target: Target, engines: Mapping[int, str]) -> None:
         """Rows of a configuration were emitted; ``engines``: the instances whose numbers they bear."""
         for number, instance in engines.items():
             ends_ns = rows.end_ns[rows.engine == number]
             if len(ends_ns):
-                marks = self._emitted.setdefault(("", instance), {})
+                marks = self.emitted.setdefault(instance, {})
                 marks[target] = max(marks.get(target, 0), int(ends_ns.max()))
-        while len(self._emitted) > MARKS_MAX:
-            self._emitted.popitem(last=False)
+        while len(self.emitted) > MARKS_MAX:
+            self.emitted.popitem(last=False)
 
-    def without_emitted(self, key: Key, rows: list[TargetRows]) -> tuple[list[TargetRows], int]:
+    def without_emitted(self, instance: str, rows: list[TargetRows]) -> tuple[list[TargetRows], int]:
         """The rows that no earlier process has emitted, and how many it has."""
-        marks = self._restored.get(key)
+        marks = self._restored.get(instance)
         if marks is None:
             return rows, 0
         new, before = [], 0
@@ -71,10 +72,6 @@ class RowWatermarks:
             if stop < len(block):
                 new.append(TargetRows(target, block.slice(stop, len(block)) if stop else block))
         return new, before
-
-    def to_checkpoint(self) -> list[tuple[str, Marks]]:
-        """By instance."""
-        return [(instance, dict(marks)) for (_, instance), marks in self._emitted.items()]
 
 
 class Calibration(msgspec.Struct):

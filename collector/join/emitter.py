@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from collector.config import Config
-from collector.decode import Telemetry
+from collector.decode import Telemetry, is_here
 from collector.identity import EngineFacts, Fact, config_id
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
@@ -19,8 +19,6 @@ Key = tuple[str, str]
 """(recording, instance) of an emitter."""
 
 _HERE = "here"
-_LOOPBACK = ("127.0.0.1:", "[::1]:", "%5B::1%5D:")
-"""How addresses of senders on this machine begin, behind the kind of address."""
 
 
 class Scheduling(enum.StrEnum):
@@ -84,8 +82,7 @@ class Emitter(abc.ABC):
     def record_sender(self, telemetry: Telemetry) -> None:
         """Note where it runs and, of one that no checkpoint had, when it began."""
         if self.machine is None:
-            _, _, address = telemetry.peer.partition(":")
-            self.machine = telemetry.host or (_HERE if address.startswith(_LOOPBACK) else "")
+            self.machine = telemetry.host or (_HERE if is_here(telemetry.peer) else "")
             self.begun_unix_ns = 0 if self.config_id else newest_unix_ns(telemetry)
 
     def record_arrival(self, arrived_unix_ns: int) -> None:

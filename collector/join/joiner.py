@@ -297,7 +297,7 @@ class Joiner:
         return described
 
     def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
-        rows, before = self._marks.without_emitted(emitter.key, rows)
+        rows, before = self._marks.without_emitted(emitter.instance, rows)
         self._counts[table.DROPPED_ROWS, RowDrop.LEARNED_BEFORE] += before
         if rows and config_id:
             self._held.add(config_id, emitter.instance, rows)
@@ -383,7 +383,7 @@ class Joiner:
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
         kept = [EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording]
-        return JoinCheckpoint(kept, self._emitter_count, self._marks.to_checkpoint()).to_plain()
+        return JoinCheckpoint(kept, self._emitter_count, [*self._marks.emitted.items()]).to_plain()
 
     @classmethod
     def from_checkpoint(
@@ -409,7 +409,7 @@ class Joiner:
                 joiner.engines["", kept.instance].duplicate_of = joiner.engines.get(("", kept.duplicate_of))
         joiner._emitter_count = checkpoint.emitter_count
         latest = latest_unix_ns(now_unix_ns)
-        told = {("", name): {of: at for of, at in marks.items() if at <= latest} for name, marks in checkpoint.marks}
+        told = {name: {of: at for of, at in marks.items() if at <= latest} for name, marks in checkpoint.marks}
         joiner._marks = RowWatermarks(told)
         return joiner
 

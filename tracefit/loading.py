@@ -100,13 +100,14 @@ def load(source: str | bytes | os.PathLike[str], *, token: str | None = None, ti
     if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
         raise LoadError("the token has characters that no header can hold")
     if isinstance(source, (bytes, bytearray, memoryview)):
-        if len(source) > BYTES_MAX:
-            raise LoadError(f"this is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
-        return Snapshot(bytes(source), "this")
-    where = os.fspath(source)
-    if not where:
+        data, where = bytes(source), "this"
+    elif where := os.fspath(source):
+        data = fetch(where, token, timeout_s) if is_url(where) else read_file(where)
+    else:
         raise LoadError("a snapshot is read from a path, a URL or bytes, and this is an empty text")
-    return Snapshot(fetch(where, token, timeout_s) if is_url(where) else read_file(where), where)
+    if len(data) > BYTES_MAX:
+        raise LoadError(f"{where} is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
+    return Snapshot(data, where)
 
 
 # ------------------------------------------------------------------- bytes from a path or a URL
@@ -119,21 +120,18 @@ def is_url(source: str) -> bool:
 
 
 def read_file(path: str) -> bytes:
-    """A snapshot file."""
+    """A snapshot file, or the beginning of one that is too large."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - pathlib costs a third of the import budget
-            data = file.read(BYTES_MAX + 1)
+            return file.read(BYTES_MAX + 1)
     except OSError as error:
         raise LoadError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise LoadError(f"cannot read {path!r}: {error}") from None
-    if len(data) > BYTES_MAX:
-        raise LoadError(f"{path} is larger than {BYTES_MAX >> 20} MiB, which no snapshot is")
-    return data
 
 
 def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
-    """A snapshot over HTTP.
+    """A snapshot over HTTP, or the beginning of one that is too large.
 
     Raises:
         LoadError: with one sentence that names the URL and what it did.
@@ -153,10 +151,8 @@ def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
             with connection.getresponse() as response:
                 if response.status != _OK:
                     raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
-                while chunk := response.read1(_CHUNK_BYTES):
+                while len(data) <= BYTES_MAX and (chunk := response.read1(_CHUNK_BYTES)):
                     data += chunk
-                    if len(data) > BYTES_MAX:
-                        raise LoadError(f"{url} sends more than {BYTES_MAX >> 20} MiB, which no snapshot is")
         if time.monotonic() >= end_s:  # a shut socket looks like the end of the answer
             raise TimeoutError
     except (OSError, HTTPException, ValueError) as error:

@@ -217,6 +217,4 @@ def doubts_of(model: Model, telemetry: str) -> tuple[str, ...]:
         doubts.append(f"learned from {model.rows} rows, fewer than {rows_min}")
     if model.median_ape is not None and model.median_ape > _MEDIAN_APE_MAX:
         doubts.append(f"half of its predictions are off by more than {model.median_ape:.0%}")
-    if sum(abs(each.value) for each in model.coefficients) <= 0.0:
-        doubts.append("every coefficient is zero")
     return tuple(doubts)

@@ -196,7 +196,7 @@ def test_a_server_that_never_stops_sending_is_cut_off(monkeypatch):
                 page.wfile.write(b" " * 65536)
 
     with serving(endless) as (_, url):
-        assert "more than 1 MiB" in refused(url)
+        assert "larger than 1 MiB" in refused(url)
 
 
 def silent(_page, left):

@@ -128,7 +128,6 @@ def test_rows_of_many_steps_are_evidence_by_their_batch_size_alone():
         (lambda t: t["models"]["portable"].update(rows=100), "100 rows"),
         (lambda t: t["models"]["portable"]["error"].update(median_ape=0.4), "40%"),
         (lambda t: [f.update(status="prior_only") for f in t["models"]["portable"]["features"]], "donor"),
-        (lambda t: [f.update(coefficient=0.0) for f in t["models"]["portable"]["features"]], "zero"),
     ],
 )
 def test_what_should_not_be_bet_on_says_why(edit, why):

@@ -1,7 +1,8 @@
 """Write ``tests/data/g1_gpu_sim``, which ``tracefit demo --gpu`` plays: three minutes of Llama 3.1 8B on an H100.
 
-The server is that of :mod:`tests.support.gpu_server`, on times composed of measured kernels. Its clients send again as soon as they are answered, every nine
-seconds in another number and with other sizes. Attributes that a sidecar can do without are left out.
+The server is that of :mod:`tests.support.gpu_server`, on times composed of measured kernels. Its clients send again as
+soon as they are answered, every nine seconds in another number and with other sizes. Attributes that a sidecar can do
+without are left out.
 
     python -m tests.support.gpu_demo
 """

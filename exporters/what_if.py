@@ -18,18 +18,18 @@ import tracefit
 from online import ConfigSnapshot, Snapshot
 from tracefit import Config, Identity, RequestEstimate, TracefitError, Verdict
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 
-class PerGeneration(Generic[Made]):
+class PerGeneration(Generic[Value]):
     """Things made of the configurations of one generation, by their ids; those of an earlier one are dropped."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._snapshot: Snapshot | None = None
-        self._made: dict[str, Made] = {}
+        self._made: dict[str, Value] = {}
 
-    def get(self, snapshot: Snapshot, config_id: str, make: Callable[[], Made]) -> Made:
+    def get(self, snapshot: Snapshot, config_id: str, make: Callable[[], Value]) -> Value:
         """What ``make`` makes; what it raises is not kept."""
         with self._lock:
             if snapshot is not self._snapshot:

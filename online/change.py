@@ -68,7 +68,7 @@ from .state import Stateful
 # 206 rows; with 3 for 3.5 266; with 5 % for 4 % 356, and a ramp of x1.3 leaves 1.68 times the error in place of 1.05.
 _SLACK, _LIMIT, _Z_MAX, _USUAL_MIN = 1.5, 9.0, 3.5, 0.04
 # Derived: a block that says less raises no sum.
-GATE = _SLACK * _USUAL_MIN
+EFFECT_MIN = _SLACK * _USUAL_MIN
 # Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
 _WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
 # Guess: of fewer rows without prefill a median says little. With 16 a machine with 22 steps a second has too few of
@@ -145,7 +145,7 @@ class ChangeTest(Stateful):
             first_ns, last_ns = block[[0, -1], 2].tolist()
             if self._alarms(float(median), share, first_ns):
                 gain, block_ns = median_of(self.medians), (last_ns - self.began_ns) / len(self.medians)
-                if abs(gain) >= GATE:
+                if abs(gain) >= EFFECT_MIN:
                     return Change(gain, round(self.began_ns), max(round(2.0 * block_ns), 0))  # a clock may go back
                 self.restart()
         return None
@@ -266,7 +266,7 @@ class ChangeMonitor(Stateful):
         product of their gains. Where that product is no change any more, the first one is over.
         """
         log_gain, of_same_rows = math.log(self.gain) + change.log_gain, change.prefill == self.of_prefill
-        is_open, is_back = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL), abs(log_gain) < GATE
+        is_open, is_back = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL), abs(log_gain) < EFFECT_MIN
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
             log_gain, self.search.reference = change.log_gain, copy.copy(self.calm)

@@ -73,7 +73,7 @@ class FleetService:
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), self._io)
-        self._task = Task("fleet-pull", self.turn, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
+        self._task = Task("fleet-pull", self.pull_round, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property
     def http_port(self) -> int:
@@ -105,7 +105,7 @@ class FleetService:
         self._puller.stop()
         return ended
 
-    def turn(self) -> float:
+    def pull_round(self) -> float:
         """One round; the pause before the next."""
         start_ns = self._clock.monotonic_ns()
         self._pulled = pulled = self._puller.pull()

@@ -35,7 +35,7 @@ first row the worker imports River, which takes seconds on a busy machine: five 
 SOCKET_BYTES = 32 << 20
 """What libzmq holds of one kind, over all connections that were configured, if no message is too large. A frame of more
 ends its connection."""
-LOOK_S = 0.02
+POLL_S = 0.02
 """How often sockets and memory are looked at; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
 """How long the sockets stay closed where memory is over its limit, since who fills it begins anew as soon as it can;
@@ -251,7 +251,7 @@ class Subscriber(Generic[T]):
                 await asyncio.sleep(0)
             if self._queued > self._feed.queue_max // 4:
                 self._notify()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:
         """Queue what has come."""

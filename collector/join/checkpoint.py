@@ -152,7 +152,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
                 kept.longest_ns = emitter.longest_ns
             case PageEngine():
-                kept.front_ends = min(emitter.windows.copies, FRONT_ENDS_MAX)
+                kept.front_ends = min(emitter.windows.front_ends, FRONT_ENDS_MAX)
         return kept
 
     def restore(self, settings: Config) -> Emitter:
@@ -168,7 +168,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 emitter.sampling.share_before, emitter.sampling.since_caller = self.trace_share, self.since_caller
                 emitter.longest_ns = self.longest_ns
             case PageEngine():
-                emitter.windows.copies = self.front_ends
+                emitter.windows.front_ends = self.front_ends
         return emitter
 
 

@@ -94,7 +94,7 @@ def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
     return min(watermark, *safe) // _TURN_NS * _TURN_NS
 
 
-class HeldRows:
+class PendingRows:
     """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end."""
 
     def __init__(self) -> None:

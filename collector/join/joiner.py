@@ -29,7 +29,7 @@ from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
 from .emitter import Emitter, Key, Liveness, TargetRows, config_id_of, facts_of, newest_unix_ns
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, HeldRows, Pending, Rows, watermark_of
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, PendingRows, Rows, watermark_of
 from .passes import PassEngine
 from .spans import ApiSpans
 
@@ -61,7 +61,7 @@ class Joiner:
         self.api_spans = ApiSpans(settings.requests_max)
         self._refused: dict[Key, int] = {}
         self._emitter_count = 0
-        self._held = HeldRows()
+        self._held = PendingRows()
         self._described: dict[str, tuple[object, ...]] = {}
         """Of each configuration: the best telemetry that it sends, and the version of each emitter's facts."""
         self._renamed: list[ConfigKeyChanged] = []
@@ -280,7 +280,7 @@ class Joiner:
         if not richer:
             self._advance(page)
             return
-        page.yield_to(richer)
+        page.defer_to(richer)
         known = page.facts.known()
         for sender in richer:
             sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
@@ -419,10 +419,10 @@ class Joiner:
 
         What came before it, by its arrival, need not be read again.
         """
-        needed = [self.held_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self.emitters)]
+        needed = [self.pending_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self.emitters)]
         return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
 
     @property
-    def held_rows_unix_ns(self) -> int | None:
+    def pending_rows_unix_ns(self) -> int | None:
         """When the first of the rows began that wait for those of other emitters; None while there is none."""
         return self._held.needed_unix_ns

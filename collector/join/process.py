@@ -32,12 +32,12 @@ from .inferred import (
     Chunks,
     EngineCalibration,
     KvTimeline,
-    Run,
+    Residency,
     StepView,
     completed_steps,
     drops,
     project_onto_steps,
-    runs_of,
+    residencies,
     schedule_starts,
     split_chunks,
     step_features,
@@ -163,7 +163,7 @@ class EngineProcess:
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""
-        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(runs_of(span.marks))
+        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(residencies(span.marks))
         self.has_journeys = True
         self._record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
@@ -180,7 +180,7 @@ class EngineProcess:
             engine.count(JoinEvent.OPEN_REQUESTS_EVICTED)
         return request
 
-    def _lay(self, span: CoreSpan, runs: tuple[Run, ...]) -> bool:
+    def _lay(self, span: CoreSpan, runs: tuple[Residency, ...]) -> bool:
         """Lay a request over its steps; False where they have been let go of, or are too many."""
         first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
         held = last - first < steps_max

@@ -31,12 +31,12 @@ SENDERS_RATIO = 4
 
 @dataclass(slots=True)
 class EmitterIds:
-    """Ids of one emitting instance; ``horizon_ns`` is the end of the newest one forgotten."""
+    """Ids of one emitting instance; ``forgotten_ns`` is the end of the newest one forgotten."""
 
     ids: set[bytes] = field(default_factory=set)
     by_age: list[tuple[int, bytes]] = field(default_factory=list)
     newest_ns: int = 0
-    horizon_ns: int = 0
+    forgotten_ns: int = 0
 
 
 class SpanWindow:
@@ -59,13 +59,13 @@ class SpanWindow:
             emitter = self._emitters[instance] = EmitterIds()
         if span_id in emitter.ids:
             return Skip.DUPLICATE
-        if end_unix_ns <= emitter.horizon_ns:
+        if end_unix_ns <= emitter.forgotten_ns:
             return Skip.LATE
         emitter.ids.add(span_id)
         heapq.heappush(emitter.by_age, (end_unix_ns, span_id))
         emitter.newest_ns = max(emitter.newest_ns, end_unix_ns)
         while len(emitter.ids) > self._ids_max or emitter.by_age[0][0] < emitter.newest_ns - self._window_ns:
-            emitter.horizon_ns, forgotten = heapq.heappop(emitter.by_age)
+            emitter.forgotten_ns, forgotten = heapq.heappop(emitter.by_age)
             emitter.ids.discard(forgotten)
         return None
 

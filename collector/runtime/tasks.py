@@ -177,7 +177,7 @@ class Task:
         self._health.register(self.name, self._turn_timeout_s)
         self._thread.start()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         """End the pause: there is something to do."""
         self._wake.set()
 

@@ -209,7 +209,7 @@ class Durability:
             return
         self._dirty = False
         self._pending.append((tree, position))
-        self._task.wake()
+        self._task.notify()
 
     def _is_due(self) -> bool:
         """By its time, or since log or volume fill up; not while one is being written."""

@@ -31,7 +31,7 @@ COST_SHARE = 0.1
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
-TOLD_MAX = 1000
+LOGGED_MAX = 1000
 """Pieces of news that are over, and still remembered."""
 _NUMBER = re.compile(r"\d[\d.,]*")
 
@@ -85,7 +85,7 @@ class Publisher:
             self._current = self._pipeline.snapshot(self._clock.unix_nano(), self._generation + 1)
             self._generation += 1
             self._published_revision = revision
-            self._news.tell(self._current)
+            self._news.log(self._current)
         except Exception:  # noqa: BLE001 -- a fault of the learner must not end the receiving
             self._metrics.add(table.WRITES, 1, "generation", "failed")
             _log.exception("snapshot could not be made")
@@ -109,21 +109,21 @@ class StatusChanges:
 
     def __init__(self, verdict_of: VerdictOf) -> None:
         self._verdict_of = verdict_of
-        self._told: dict[tuple[str, str], None] = {}
+        self._logged: dict[tuple[str, str], None] = {}
         """What the last snapshot said, and of what was said before the newest."""
 
-    def tell(self, snapshot: Snapshot) -> None:
-        """Write a line for everything that was not told yet."""
+    def log(self, snapshot: Snapshot) -> None:
+        """Write a line for everything that was not logged yet."""
         said: dict[tuple[str, str], None] = {}
         for config in snapshot.configs:
             verdict = self._verdict_of(snapshot, config)
             for problem in verdict.problems(snapshot.created_unix_nano):
                 key = config.config_id, problem.key or _NUMBER.sub("#", problem.text)
                 said[key] = None
-                if key not in self._told:
+                if key not in self._logged:
                     _log.warning("%s: %s", name_of(config), problem.text, extra=REPORT_ONCE)
-        over = [key for key in self._told if key not in said]
-        self._told = dict.fromkeys(over[-TOLD_MAX:]) | said
+        over = [key for key in self._logged if key not in said]
+        self._logged = dict.fromkeys(over[-LOGGED_MAX:]) | said
 
 
 # --- files ----------------------------------------------------------------------------------------------------------

@@ -163,7 +163,7 @@ LEARNING = (DOCS / "learning.md").read_text(encoding="utf-8")
         (r"`vif` above (\d+)", VIF_MAX),
         (r"Medians of\s+(\d+) rows", NOISE_ROWS),
         (r"in medians of (\d+)\.", FEW_ROWS),
-        (r"Below (\d+) % nothing is a change", 100 * change.GATE),
+        (r"Below (\d+) % nothing is a change", 100 * change.EFFECT_MIN),
         (r"keeps (\d+) % of its weight", 100 * ALARM_KEEP),
         (r"sees (\d+) rows per second", ROWS_PER_S),
     ],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calibration import BLOCK_STEPS, EngineCalibration, Sums
-from .journeys import NATURAL, Chunks, Run, project_onto_steps, runs_of, split_chunks, waiting_steps
+from .journeys import NATURAL, Chunks, Residency, project_onto_steps, residencies, split_chunks, waiting_steps
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
@@ -19,14 +19,14 @@ __all__ = [
     "EngineCalibration",
     "KvSources",
     "KvTimeline",
-    "Run",
+    "Residency",
     "StepView",
     "Sums",
     "completed_steps",
     "doubts_of",
     "drops",
     "project_onto_steps",
-    "runs_of",
+    "residencies",
     "schedule_starts",
     "split_chunks",
     "step_features",

@@ -36,7 +36,7 @@ class Chunks:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Residency:
     """The request ran in every step first..last, having ``outputs`` output tokens before and ``outputs_end`` after."""
 
     first_step: int
@@ -53,7 +53,7 @@ class Run:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def project_onto_steps(span: CoreSpan, window: StepWindow, runs: Sequence[Run]) -> list[Chunks]:
+def project_onto_steps(span: CoreSpan, window: StepWindow, runs: Sequence[Residency]) -> list[Chunks]:
     """Add the request to the columns of the steps of its runs, which are reachable; its multi-step prefills."""
     chunks = []
     for run in runs:
@@ -78,7 +78,7 @@ def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     return min(first, stop), stop
 
 
-def runs_of(marks: tuple[SpanEvent, ...]) -> Iterator[Run]:
+def residencies(marks: tuple[SpanEvent, ...]) -> Iterator[Residency]:
     """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
     scheduled: SpanEvent | None = None
     first_token: SpanEvent | None = None
@@ -90,7 +90,7 @@ def runs_of(marks: tuple[SpanEvent, ...]) -> Iterator[Run]:
         elif scheduled is not None and mark.kind in (SpanEventKind.PREEMPTED, SpanEventKind.FINISHED):
             last = mark.step_id - (mark.kind is SpanEventKind.PREEMPTED)
             if last >= scheduled.step_id:
-                yield Run(
+                yield Residency(
                     scheduled.step_id,
                     last,
                     scheduled.ts_ns,
@@ -101,7 +101,7 @@ def runs_of(marks: tuple[SpanEvent, ...]) -> Iterator[Run]:
             scheduled = None
 
 
-def _lay_prefill(run: Run, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
+def _lay_prefill(run: Residency, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
     cells, first = window.rebuilt, run.first_step - window.base
     last = (run.last_step if run.first_token_step is None else min(run.first_token_step, run.last_step)) - window.base
     chunks = []
@@ -128,7 +128,7 @@ def _lay_decode(cells: Cells, first: int, context_tokens: NDArray[np.floating[An
         column += added
 
 
-def _lay_resumed(run: Run, prompt_tokens: int, window: StepWindow) -> None:
+def _lay_resumed(run: Residency, prompt_tokens: int, window: StepWindow) -> None:
     """Recomputation: prompt and outputs so far, in one step, or evenly over the steps that made no token."""
     cells, first = window.rebuilt, run.first_step - window.base
     steps = run.last_step - run.first_step + 1

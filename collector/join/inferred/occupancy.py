@@ -40,8 +40,8 @@ from .sampling import SAMPLED_BY_CALLERS, SEVERAL_CONNECTIONS, WHOLE, TraceSampl
 Array = TypeVar("Array", Floats, Ints)
 
 
-class HeldRequest(NamedTuple):
-    """A finished request that others may overlap, as a line of ``HELD_DTYPE``.
+class FinishedRequest(NamedTuple):
+    """A finished request that others may overlap, as a line of ``FINISHED_DTYPE``.
 
     ``first_s`` and ``last_s``, its first and last token, are seconds since the sequence's epoch; ``first_token_s``,
     ``queue_s`` and ``prefill_s`` are how long it took, NaN where its span does not tell.
@@ -59,9 +59,9 @@ class HeldRequest(NamedTuple):
     prefill_s: float
 
 
-HELD_DTYPE = np.dtype([*get_type_hints(HeldRequest).items()])
+FINISHED_DTYPE = np.dtype([*get_type_hints(FinishedRequest).items()])
 Requests = NDArray[np.void]
-"""Of ``HELD_DTYPE``."""
+"""Of ``FINISHED_DTYPE``."""
 
 
 def _cumulative(at: Array, values: Floats) -> tuple[Array, Floats]:
@@ -126,8 +126,8 @@ class ApiProcess(Emitter):
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
         self._epoch_unix_ns = 0
-        self._held: list[HeldRequest] = []
-        self._pending: list[tuple[int, bytes, HeldRequest]] = []
+        self._held: list[FinishedRequest] = []
+        self._pending: list[tuple[int, bytes, FinishedRequest]] = []
         self._emitted_until_unix_ns = 0
         self.longest_ns = 0
         self._rows: list[TargetRows] = []
@@ -219,7 +219,7 @@ class ApiProcess(Emitter):
         self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or span.end_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
-        request = HeldRequest(
+        request = FinishedRequest(
             *(span.arrival_unix_ns, end_unix_ns, first_s, first_s + span.decode_s),
             *(float(span.prompt_tokens), span.output_tokens, span.cached_tokens),
             *(span.first_token_s, span.queue_s, span.prefill_s),
@@ -271,14 +271,14 @@ class ApiProcess(Emitter):
         elif not is_alone and self._has_sibling():
             self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
-            self._make_rows(np.array(ready, HELD_DTYPE), is_end=horizon_unix_ns is None)
+            self._make_rows(np.array(ready, FINISHED_DTYPE), is_end=horizon_unix_ns is None)
         self._emitted_until_unix_ns = ready[-1].ended_ns
         kept_s = min((one.first_s - one.first_token_s for _, _, one in self._pending), default=ready[-1].last_s)
         self._held = [one for one in self._held if one.last_s >= kept_s]
 
     def _make_rows(self, requests: Requests, *, is_end: bool) -> None:
         """Rows of requests, and of the steps of those whose batch is known: at the end of the stream, not of all."""
-        held = np.array(self._held, HELD_DTYPE)
+        held = np.array(self._held, FINISHED_DTYPE)
         hidden = self.hit_ratio is None and bool((held["cached_tokens"] == MISSING).any())
         if hidden or self.facts.get(HIDES_HITS) is None:
             self.facts.learn({HIDES_HITS: hidden}, FactSource.DISCOVERY)

@@ -104,15 +104,15 @@ class PageEngine(Emitter):
         resolver.apply(self.facts, {}, self.server, self.recording)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:
-        """Add one scrape; two clean ones make a window."""
+        """Add one scrape; two between prompts make a window."""
         before = self.windows.newest
         self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
         if before is not None and newest is not None and not self.windows.quiet:
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
-            add_waits(self.api_queueing, before, newest, self.windows.copies, budget)
-        self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.copies)
+            add_waits(self.api_queueing, before, newest, self.windows.front_ends, budget)
+        self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.front_ends)
         for spans in self.spans.values():
             spans.count(unix_ns, reading.values[Meaning.FINISHED])
 
@@ -124,7 +124,7 @@ class PageEngine(Emitter):
             rows.clear()
         return found
 
-    def yield_to(self, emitters: Sequence[Sender]) -> None:
+    def defer_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
         self.count(RowDrop.KNOWN_FROM_STEPS, len(self.windows.rows[Target.STEP_TIME]))
         for rows in self.windows.rows.values():

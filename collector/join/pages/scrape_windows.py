@@ -48,7 +48,7 @@ decoding requests, their squares by bucket. Within a window the batch hardly cha
 steps; over a longer time they do not, for long steps have many requests. A step belongs to the window
 in which it ends, so ``busy`` may exceed 1 in one. Microseconds; nothing across a restart.
 
-Which two scrapes make a row: windows end at clean scrapes and hold enough steps.
+Which two scrapes make a row: windows end at scrapes between prompts and hold enough steps.
 
 A prompt is credited whole at its last chunk, so a window that ends within a prefill has computed what the next one is
 credited with. Such a scrape ends no window; after six in a row one is cut anyway. A window with too few steps goes on
@@ -89,7 +89,7 @@ class Scrape(NamedTuple):
     context_tokens: float
 
     @property
-    def clean(self) -> bool:
+    def is_between_prompts(self) -> bool:
         """Whether no prompt was half computed: what is credited later was computed later."""
         return self.prefill <= 0.0
 
@@ -197,8 +197,8 @@ _COUNTERS = (
 )
 
 
-def window_sums(start: Scrape, end: Scrape, scrapes: int, copies: int) -> WindowSums:
-    """What happened between two scrapes; ``copies``: front ends that each count a step in which they had a request.
+def window_sums(start: Scrape, end: Scrape, scrapes: int, front_ends: int) -> WindowSums:
+    """What happened between two scrapes; ``front_ends``: front ends that each count a step in which they had a request.
 
     Of several, some have none in a small batch, so that their sum says no more than that there were no more steps.
     """
@@ -206,7 +206,7 @@ def window_sums(start: Scrape, end: Scrape, scrapes: int, copies: int) -> Window
     decoded, steps, decode_steps = change[Meaning.ITL_COUNT], change[Meaning.STEPS], change[Meaning.DECODE_STEPS]
     if math.isnan(decoded):
         decoded = max(change[Meaning.GENERATED_TOKENS] - change[Meaning.FIRST_TOKENS], 0.0)
-    if math.isnan(steps) or copies > 1:
+    if math.isnan(steps) or front_ends > 1:
         is_vllm = end.reading.flavour is Flavour.VLLM
         mean = fmean(each.decoding if is_vllm else each.value(Meaning.RUNNING) for each in (start, end))
         steps = min(decoded / mean, math.inf if math.isnan(steps) else steps) if mean >= 1.0 else 0.0
@@ -294,8 +294,8 @@ BUSY_MAX = 8.0
 """A step lasts no longer than that many windows."""
 
 
-def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int, budget_tokens: float) -> None:
-    """Count what happened between two neighbouring scrapes; ``copies``: front ends that count every step."""
+def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, front_ends: int, budget_tokens: float) -> None:
+    """Count what happened between two neighbouring scrapes; ``front_ends``: front ends that count every step."""
     change, elapsed_s = end.since(start), (end.mono_ns - start.mono_ns) / 1e9
     if elapsed_s <= 0.0 or went_back(change):
         return
@@ -307,7 +307,7 @@ def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, copies: int, bu
     squares, latency_s, decoded = (
         change[each] for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
     )
-    busy_s = change[Meaning.STEPS] / copies * latency_s / decoded if decoded > 0.0 else 0.0
+    busy_s = change[Meaning.STEPS] / front_ends * latency_s / decoded if decoded > 0.0 else 0.0
     waited_s2 = squares / (2.0 * latency_s) * min(busy_s, BUSY_MAX * elapsed_s) if latency_s > 0.0 else squares
     if 1e9 * elapsed_s <= CLOSE_SCRAPES_NS and waited_s2 >= 0.0:  # NaN where steps or buckets are not counted
         queueing.add_waits(WaitsOfPages(watched_s=elapsed_s, step_wait_us_s=1e6 * waited_s2))
@@ -328,10 +328,10 @@ def _ended(change: tuple[float, ...], requests: float, wait_s: float, budget_tok
     return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_known=True)]
 
 
-UNCLEAN_MAX = 6
-_COPIES_WINDOWS = 20
-_COPIES_KEPT = 64
-_COPIES_DOUBTFUL = 1.5
+MID_PROMPT_SCRAPES_MAX = 6
+_FRONT_ENDS_WINDOWS = 20
+_FRONT_ENDS_KEPT = 64
+_FRONT_ENDS_DOUBTFUL = 1.5
 _QUIET_SCRAPES = 8
 """After a fall: several servers at one address take turns more often than that."""
 
@@ -346,7 +346,7 @@ class ScrapeWindows:
     newest: Scrape | None = None
     scrapes: int = 0
     """Since the start of the open window."""
-    copies: int = 1
+    front_ends: int = 1
     """Front ends that each count a step in which a request of theirs took part."""
     quiet: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
@@ -374,12 +374,12 @@ class ScrapeWindows:
             return
         self.scrapes += 1
         if self.start is None:
-            if scrape.clean or self.scrapes > UNCLEAN_MAX:
+            if scrape.is_between_prompts or self.scrapes > MID_PROMPT_SCRAPES_MAX:
                 self.start, self.scrapes = scrape, 0
             return
-        window = window_sums(self.start, scrape, self.scrapes, self.copies)
-        wait = self.scrapes <= UNCLEAN_MAX and window.close
-        if wait and not (scrape.clean and (window.steps >= STEPS_MIN or window.steps == 0)):
+        window = window_sums(self.start, scrape, self.scrapes, self.front_ends)
+        wait = self.scrapes <= MID_PROMPT_SCRAPES_MAX and window.close
+        if wait and not (scrape.is_between_prompts and (window.steps >= STEPS_MIN or window.steps == 0)):
             return
         self.start, self.scrapes = scrape, 0
         if window.steps:
@@ -424,8 +424,8 @@ class ScrapeWindows:
             return False
         self._ratios.append(held * counted / window.decoded)
         several = median(self._ratios)
-        if len(self._ratios) < _COPIES_WINDOWS:
-            return window.close and several > _COPIES_DOUBTFUL
-        self.copies = max(1, round(several))
-        del self._ratios[:-_COPIES_KEPT]
+        if len(self._ratios) < _FRONT_ENDS_WINDOWS:
+            return window.close and several > _FRONT_ENDS_DOUBTFUL
+        self.front_ends = max(1, round(several))
+        del self._ratios[:-_FRONT_ENDS_KEPT]
         return False

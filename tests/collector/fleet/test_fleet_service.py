@@ -67,17 +67,17 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
             eventually(lambda: value_of(service.metrics, table.FLEET_WRITTEN) > 0)
             service._task.stop()
             served.update(dict.fromkeys(("e0", "e1", "e2"), 500))
-            service.turn()
+            service.pull_round()
             assert service.snapshot().configs
             with pytest.raises(urllib.error.HTTPError) as unready:
                 get(service.http_port, "/readyz")
             assert b"3 of 5 sources gave no state: nothing written" in unready.value.read()
             assert metric(service.http_port, "tracefit_fleet_pull_failures_total") == 1
             served.update(states)
-            service.turn()
+            service.pull_round()
             assert value_of(service.metrics, table.FLEET_PULL_FAILURES) == 1
             (tmp_path / "fleet" / ".pull").touch()  # no directory can be made, as on a full disk
-            service.turn()
+            service.pull_round()
             assert value_of(service.metrics, table.FLEET_PULL_FAILURES) == 2
         finally:
             service.stop()

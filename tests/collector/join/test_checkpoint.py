@@ -123,9 +123,9 @@ def test_front_ends_as_many_as_a_page_says_leave_a_checkpoint_that_all_can_start
     joiner.add_page(ScrapedPage("a", 10**18, 10**9, (SimulatedEngine().reading(),)))
     for copies in (8, 1 << 80):
         for page in joiner.pages.by_key.values():
-            page.windows.copies = copies
+            page.windows.front_ends = copies
         (page,) = Joiner.from_checkpoint(joiner.to_checkpoint(), settings).pages.by_key.values()
-        assert page.windows.copies == min(copies, 1024)
+        assert page.windows.front_ends == min(copies, 1024)
 
 
 @pytest.mark.parametrize(

@@ -105,5 +105,5 @@ def test_completeness_is_steps_heard_over_steps_counted(front_ends):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Engine, "event_unix_ns", number * 10**9)
             engine.steps_seen = int(0.8 * steps)
-            page.yield_to([engine])
+            page.defer_to([engine])
     assert page.completeness.ratio == pytest.approx(0.8, abs=0.01)

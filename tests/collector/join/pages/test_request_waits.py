@@ -42,7 +42,7 @@ def second(number, *, without=(), busy=1.0, frontends=1, seconds=0.38, own_s=0.0
 
 def alpha(rounds=60, **other):
     page = new_page()
-    page.windows.copies = other.get("frontends", 1)
+    page.windows.front_ends = other.get("frontends", 1)
     for number in range(1, rounds):
         page.add(*second(number, **other))
     return with_fallbacks(None, [page.api_queueing])

@@ -190,7 +190,7 @@ class FrontEnds(SimulatedEngine):
 @pytest.mark.parametrize("front_ends", [2, 8])
 def test_several_front_ends_count_a_step_several_times_and_are_found_out(front_ends):
     page = scraped(FrontEnds(front_ends), seconds=150)
-    assert page.windows.copies > 1
+    assert page.windows.front_ends > 1
     rows = rows_of(page)
     beta = fitted(rows)
     assert off(rows) < 0.08

@@ -199,7 +199,7 @@ def beside_pages(pages: list[ScrapedPage], sent: list[Piece], front_ends: int = 
     pipeline = new_pipeline(**SCRAPING)
     pipeline.process(pages=[pages.pop(0)])
     for page in pipeline.joiner.pages.by_key.values():
-        page.windows.copies = front_ends
+        page.windows.front_ends = front_ends
     for export in exports_of(sent, 10):
         spans = ExportTraceServiceRequest.FromString(export.payload).resource_spans[-1].scope_spans[-1].spans
         while pages and pages[0].unix_ns <= spans[-1].end_time_unix_nano + 10**9:

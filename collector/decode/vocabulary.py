@@ -36,7 +36,8 @@ SPAN_ID_BYTES: Final = 8
 TRACE_ID_BYTES: Final = 16
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
-COUNT_MAX: Final = (1 << 31) - 1
+COUNT_MAX: Final = (1 << 30) - 1
+"""Two of them add up to an int32."""
 SPAN_SLACK_S: Final = 1.0
 """The last token may not be later than the end of its span by more: that ends when the token was handed out."""
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set

@@ -260,7 +260,9 @@ class RlsLearner(Stateful):
             share = huber(u, self.scale)
             self.scale = update_scale(self.scale, u)
             self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
-            weight = share * per_unit * per_unit
+            usual_us = block.steps * self.sums[-2] / self.sums[-1]
+            reach = 50.0 * np.maximum(np.sqrt(block.steps * block.weight) / per_unit, usual_us)
+            weight = share * np.square(per_unit * reach / np.maximum(reach, prediction))
             if is_watcher:
                 phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
                 self.drift.add(block, block.elapsed_us - phases_us, weight)

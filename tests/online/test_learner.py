@@ -7,7 +7,7 @@ import pytest
 
 from collector.config import Config
 from collector.config.load import load
-from online import RowBlock
+from online import STEP_FEATURES, RowBlock
 from online.errors import PrequentialError
 from online.features import portable
 from tests.support.banks import STEP, coefficients, features_of, learned, told
@@ -45,6 +45,15 @@ def test_stalls_are_in_the_mean_factor_and_not_in_the_coefficients():
     assert coefficients(bank) == pytest.approx(BETA, rel=0.03)
     assert target.mean_factor == pytest.approx(stream.rows.elapsed_us.sum() / stream.truth_us.sum(), rel=0.05)
     assert target.mean_us == pytest.approx(stream.rows.elapsed_us.mean(), rel=0.05)
+
+
+@pytest.mark.parametrize("feature", ["prefill_tokens", "decode_context_tokens", "requests"])
+def test_a_row_of_work_that_cannot_be_moves_no_coefficient(feature):
+    rows = steps(3000, 6).rows
+    raw = rows.raw.copy()
+    raw[1500, STEP_FEATURES.index(feature)] = 2.0**30
+    spoilt = learned(dataclasses.replace(rows, raw=raw))
+    assert coefficients(spoilt) == pytest.approx(coefficients(learned(rows)), rel=0.01)
 
 
 def test_statuses_say_what_the_data_say():

@@ -148,7 +148,7 @@ def test_an_event_and_a_resource_with_too_many_attributes_lose_them_alone(sound)
 
 
 def test_a_request_of_a_billion_tokens_takes_no_memory():
-    pipeline, span = new_pipeline(), stock_span("a", 0.0, prompt=5, outputs=2**31 - 1, ttft_s=1.0, decode_s=9.0)
+    pipeline, span = new_pipeline(), stock_span("a", 0.0, prompt=5, outputs=2**30 - 1, ttft_s=1.0, decode_s=9.0)
     pipeline.process([export(Piece("bad", STOCK_SCOPE, span))])
     tracemalloc.start()
     pipeline.flush()
@@ -197,7 +197,7 @@ ODD = [
     [("SCHEDULED", 5, 1.0, 0), ("FIRST_TOKEN", 1200, 2.0, 1), ("PREEMPTED", 1200, 3.0, 1), ("FINISHED", 5000, 4.0, 1)],
     [("SCHEDULED", 1, 1.0, 0), ("FINISHED", 2**53, 2.0, 5)],
     [("SCHEDULED", 1, 1.0, 0), ("FIRST_TOKEN", 1024, 2.0, 1), ("FINISHED", 1024, 2.0, 1)],
-    [("SCHEDULED", 1, 1.0, 4), ("FINISHED", 40, 2.0, 2**31 - 1)],
+    [("SCHEDULED", 1, 1.0, 4), ("FINISHED", 40, 2.0, 2**30 - 1)],
 ]
 
 

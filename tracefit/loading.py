@@ -21,6 +21,7 @@ from .selection import Identity, find_config, names_of
 
 if TYPE_CHECKING:
     from socket import socket as Socket  # noqa: N812
+    from threading import Event
 
 BYTES_MAX = 64 * 2**20
 _CHUNK_BYTES = 2**16
@@ -137,26 +138,27 @@ def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
         LoadError: with one sentence that names the URL and what it did.
     """
     from http.client import HTTPConnection, HTTPException, HTTPSConnection  # noqa: PLC0415 - files need no network
+    from threading import Event  # noqa: PLC0415
 
     scheme, host, port, path = _parts(url)
     make = HTTPSConnection if scheme == "https" else HTTPConnection
     headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
     if token:
         headers["Authorization"] = f"Bearer {token}"
-    connection, end_s, data = make(host, port, timeout=timeout_s), time.monotonic() + timeout_s, bytearray()
+    connection, is_over, data = make(host, port, timeout=timeout_s), Event(), bytearray()
     try:
         connection.connect()
-        with _shut_after(timeout_s, connection.sock):
+        with _shut_after(timeout_s, connection.sock, is_over):
             connection.request("GET", path, headers=headers)
             with connection.getresponse() as response:
                 if response.status != _OK:
                     raise LoadError(f"{url} {_REFUSALS.get(response.status, f'answers with status {response.status}')}")
                 while len(data) <= BYTES_MAX and (chunk := response.read1(_CHUNK_BYTES)):
                     data += chunk
-        if time.monotonic() >= end_s:  # a shut socket looks like the end of the answer
+        if is_over.is_set():  # a shut socket looks like the end of the answer
             raise TimeoutError
     except (OSError, HTTPException, ValueError) as error:
-        if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
+        if isinstance(error, TimeoutError) or is_over.is_set():
             raise LoadError(f"{url} did not answer within {timeout_s:.3g} s") from None
         said = error.strerror.lower() if isinstance(error, OSError) and error.strerror else str(error)
         raise LoadError(f"{url} cannot be asked: {said}") from None
@@ -166,11 +168,12 @@ def fetch(url: str, token: str | None, timeout_s: float) -> bytes:
 
 
 @contextmanager
-def _shut_after(timeout_s: float, socket: Socket) -> Iterator[None]:
+def _shut_after(timeout_s: float, socket: Socket, is_over: Event) -> Iterator[None]:
     """Ends what is read of the socket when the time is over."""
     from threading import Timer  # noqa: PLC0415
 
     def shut() -> None:
+        is_over.set()
         with suppress(OSError):
             socket.shutdown(2)  # both ways
 

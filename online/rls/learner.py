@@ -355,14 +355,6 @@ class RlsLearner(Stateful):
         """Half-lives that its rows are worth."""
         return float(self.fit.strata.clock.sum())
 
-    def donation(self) -> Prior | None:
-        """What another configuration may start from; None before the first fit."""
-        if not self.started:
-            return None
-        p = len(self.features)
-        per_row = self.fit.strata.total().diagonal()[:p] / max(float(self.fit.strata.n1.sum()), 1.0)
-        return Prior.of_donor(self.fit.beta[:p], per_row)
-
     def mean_us(self) -> float | None:
         """Mean time per step (per request) over the remembered rows; None before any."""
         return float(self.sums[-2] / self.sums[-1]) if self.rows else None

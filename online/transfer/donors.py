@@ -59,8 +59,7 @@ _CONFIGS_MAX = 64
 class Donor:
     """What one configuration learned of one target with one live set: a (p, p), b (p,), without phases, of ``rows``.
 
-    ``prior``: what a configuration of the same model starts from. ``evidence``: by operating point, of
-    ``portable``.
+    ``evidence``: by operating point, of ``portable``.
     """
 
     config_id: str
@@ -70,7 +69,6 @@ class Donor:
     b: Floats
     beta: Floats
     rows: float
-    prior: Prior | None = None
     evidence: SufficientStatistics | None = None
 
 
@@ -82,7 +80,7 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
         return None
     features, beta = learner.features, learner.fit.beta[: len(b)]
     evidence = evidence_of(learner, hidden=facts.get(HIDES_HITS) is True)
-    return Donor(config_id, dict(facts), features, a, b, beta, learner.effective_rows(), learner.donation(), evidence)
+    return Donor(config_id, dict(facts), features, a, b, beta, float(learner.fit.strata.n1.sum()), evidence)
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:
@@ -146,8 +144,8 @@ def priors_of(donors: Sequence[Donor]) -> Priors:
     """What these donors' own coefficients are worth to a configuration with the same columns; the first one counts."""
     priors: Priors = {}
     for donor in donors:
-        if donor.prior is not None:
-            priors.setdefault((donor.features.target.value, donor.features.name, donor.features.names), donor.prior)
+        features, per_row = donor.features, donor.a.diagonal() / max(donor.rows, 1.0)
+        priors.setdefault((features.target.value, features.name, features.names), Prior.of_donor(donor.beta, per_row))
     return priors
 
 

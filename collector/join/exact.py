@@ -35,13 +35,14 @@ def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
 def done_stamps(steps: Cells, cells: Cells) -> Stamps:
     """The boundaries 1..m-2 that m consecutive steps stamp (the edges lack a neighbour): when the step before was done.
 
-    Where nobody tells that, it had no tokens, or there was a pause that no step took, it is when the next step begins.
+    Where nobody tells that, it had no tokens, or there was a pause that no step took, it is when the next step begins;
+    also of a first one, where nobody tells either when it was done.
     """
     at, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
     seen, empty = cells["seen"], steps["scheduled_tokens"] == 0
     wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
     busy = seen[before] & ~empty[before] & (steps["ts_done_ns"][before] > 0)
-    begins = seen[before] & ~busy & seen[at]
+    begins = ~busy & seen[at] & (seen[before] | (steps["ts_done_ns"][at] <= 0))
     start_ns = steps["ts_start_ns"][at]
     ns = np.where(busy, steps["ts_done_ns"][before], start_ns)
     unix_ns = ns + np.where(busy, wall_offset[before], wall_offset[at])

@@ -7,7 +7,7 @@ learned, and what ended later is scored. KV events in the folder of a recording 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from collector.identity import Fact
 from collector.join import ConfigKeyChanged, Event, Joiner, Rows, SpanWindow
 from collector.recordings import Timed, by_kind, in_batches
 from collector.service import TAKE_BYTES, make_pipeline
-from collector.telemetry import Counts, table
+from collector.telemetry import Counts
 from online import RowBlock, Target
 
 _COLUMNS = ("engine", "prompt_tokens", "output_tokens", "arrived_ns", "departed_ns")
@@ -50,7 +50,6 @@ class Capture:
     """Of ``REQUEST``, (k,)."""
     cut_ns: int
     cannot_derive: Sequence[str] = ()
-    dropped_rows: dict[str, int] = field(default_factory=dict)
 
     def all_rows(self, target: Target) -> RowBlock:
         """Every row of a target."""
@@ -78,7 +77,6 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     for batch in in_batches(said, TAKE_BYTES):
         pipeline.process(**by_kind(batch))
     pipeline.flush()
-    drops = pipeline.joiner.take_counts().by_label(table.DROPPED_ROWS)
     captures = [
         Capture(
             name=str(path),
@@ -89,7 +87,6 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
             requests=_requests(said, {engine.instance for engine in known.engines}, config, pipeline.joiner),
             cut_ns=times[0] + int(learn_until * (times[-1] - times[0])),
             cannot_derive=known.cannot_derive,
-            dropped_rows={reason: int(count) for reason, count in sorted(drops.items())},
         )
         for known in pipeline.snapshot(0, 1).configs
         if known.config_id in rows.of

@@ -58,8 +58,6 @@ def _capture(capture: CaptureReport) -> Iterator[str]:
         f"{capture.scored_rows} rows and {capture.scored_requests} requests "
         f"({capture.uncovered_requests} left out: their path is not covered)"
     )
-    if capture.dropped_rows:
-        yield "  not rows: " + ", ".join(f"{reason} {count}" for reason, count in capture.dropped_rows.items())
     if capture.cannot_derive:
         yield f"  systems that need a sheet are not here, missing: {', '.join(capture.cannot_derive)}"
     yield from tabulate(capture.scores, COLUMNS)

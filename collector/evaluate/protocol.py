@@ -132,7 +132,6 @@ class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
     scored_rows: int
     scored_requests: int
     uncovered_requests: int
-    dropped_rows: dict[str, int]
     scores: list[Score]
 
 
@@ -201,7 +200,6 @@ def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
         scored_rows=len(scored),
         scored_requests=len(requests),
         uncovered_requests=int(late.sum()) - len(requests),
-        dropped_rows=capture.dropped_rows,
         scores=scores,
     )
 

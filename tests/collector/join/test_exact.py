@@ -61,6 +61,17 @@ def plain_rows(steps):
     return list(zip(unix_ns.tolist(), elapsed_us.tolist(), context.tolist(), itertools.repeat(int(Quality.STEPS_PLUS))))
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_without_done_stamps_steps_end_when_the_next_begins_one_later_where_the_engine_schedules_ahead(asynchronous):
+    steps, joiner = steps_of(1, 601), Joiner(Config())
+    steps["ts_done_ns"] = -1
+    joiner.add(Telemetry("a", {"vllm.async_scheduling": str(asynchronous)}, steps=steps))
+    (rows,) = (one.rows for one in joiner.drain(flush=True) if isinstance(one, Rows) and one.target is Target.STEP_TIME)
+    step, begun = rows.raw[:, CONTEXT] - 400, rows.elapsed_us - 20_000.5
+    assert len(rows) > 590
+    np.testing.assert_allclose(begun - step, asynchronous)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_neither_order_nor_pieces_nor_repeats_change_a_row(seed):
     draw, steps = random.Random(seed), steps_of(1, 1521)

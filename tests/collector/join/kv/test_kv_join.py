@@ -68,6 +68,16 @@ def test_the_block_size_of_events_is_the_tokens_per_block_where_nothing_else_tel
     assert np.isfinite(contexts(kv_batches("c5_offload"))).mean() > 0.5
 
 
+def test_steps_wait_for_the_kv_events_of_their_time_as_long_as_anything_may_be_late():
+    reached = []
+    for batches in ([], kv_batches("c5_offload")[:1]):
+        joiner = feed(Joiner(SETTINGS), [*batches, *telemetry("c5_offload")])
+        joiner.drain()
+        (one,) = sequences(joiner).values()
+        reached.append(one.emitted_to)
+    assert 0 < reached[1] < reached[0]
+
+
 # --- whose they are ---------------------------------------------------------------------------------------------------
 
 

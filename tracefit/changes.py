@@ -10,9 +10,9 @@ The term that moved is told where a coefficient of the step time did:
 
 with u = b for all terms alike, b without prefill for decode, a unit vector for one coefficient. One is named where it
 leaves at most 5 % of d'C^-1 d, it goes the way the typical step does, and no other leaves less than twice as much,
-9, and (0.5 %)^2 b'C^-1 b. None is where a coefficient has no standard error: C is not known then. It is
-asked for where a coefficient moved, or the typical step by 5 %. Here the form errors are left out: they would hide in
-which term two snapshots differ.
+9, and (0.5 %)^2 b'C^-1 b. Where some do, but none of prefill, ``not_prefill`` is named; else none is. Nor is one where
+a coefficient has no standard error: C is not known then. It is asked for where a coefficient moved, or the typical step
+by 5 %. Here the form errors are left out: they would hide in which term two snapshots differ.
 Configurations are paired by config_id; those left over by model, GPU and tensor parallelism where that is unambiguous
 (a new version of vLLM makes a new id), and at last the only one left on each side.
 """
@@ -194,7 +194,11 @@ def _moved_term(before: ConfigDocument, after: ConfigDocument, step: TypicalStep
             found[name] = (every - by * by * lengths[name], by)
     (least, by), name = min((value, name) for name, value in found.items())
     enough = _TWICE * least + NOTABLE**2 + _QUIETEST**2 * lengths["all"]
-    is_sure = least <= _LEFT * every and sum(left <= enough for left, _ in found.values()) == 1
+    told = [each for each, (left, _) in found.items() if left <= enough]
+    if len(told) > 1:
+        of_decode = "decode" in told and not any(each in ("", "all") or each.startswith("prefill") for each in told)
+        name, by = ("not_prefill", found["decode"][1]) if of_decode else ("", 0.0)
+    is_sure = least <= _LEFT * every
     goes_along = step is None or not step.is_other or (by > 0.0) == (step.after_us > step.before_us)
     return (name, by) if is_sure and goes_along else ("", None)
 

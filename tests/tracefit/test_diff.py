@@ -44,6 +44,7 @@ def test_a_moved_coefficient_is_told_in_standard_errors_and_in_time():
     [
         ((1.4, 1.4, 1.4, 1.4), "all"),
         ((1.4, 1.0, 1.4, 1.4), "decode"),
+        ((1.4, 1.0, 1.2, 1.2), "not_prefill"),
         ((1.0, 1.0, 1.4, 1.0), "decode_context_tokens"),
     ],
 )

@@ -112,7 +112,7 @@ class Sending(NamedTuple):
 
 def find_recording(*, gpu: bool = False) -> Path:
     """The recording that comes along: it lies in a checkout, or in an installed package."""
-    file = Path("g1_gpu_sim" if gpu else "c10_long", "otlp.pb.gz")
+    file = Path("simulated/h100" if gpu else "c10_long", "otlp.pb.gz")
     return next(filter(Path.is_file, (_DATA / file, _PACKED / file)), _PACKED / file)
 
 

@@ -16,7 +16,7 @@ from tests.support.paths import ROOT
 
 BASE = "localhost/tracefit-base:bookworm"
 IMAGE, FLEET_IMAGE = "localhost/tracefit:test", "localhost/tracefit:test-fleet"
-CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long tests/data/g1_gpu_sim"
+CONTEXT = "collector online exporters tracefit deploy/vllm-plugin tests/data/c10_long tests/data/simulated"
 FILES = "pyproject.toml requirements.lock requirements-fleet.lock README.md LICENSE Dockerfile .dockerignore"
 
 pytestmark = [

@@ -35,7 +35,7 @@ def test_the_demo_finds_its_recordings_in_the_wheel(installed):
     """Of two packages of one name, the one in the working directory is imported: that of the wheel."""
     *found, arrivals, seconds = output_of(sys.executable, "-c", DEMO, cwd=installed).splitlines()
     packed = installed / "collector" / "commands" / "recordings"
-    assert found == [str(packed / name / "otlp.pb.gz") for name in ("c10_long", "g1_gpu_sim")]
+    assert found == [str(packed / name / "otlp.pb.gz") for name in ("c10_long", "simulated/h100")]
     assert min(int(arrivals), int(seconds)) > 100, "when each export arrived comes along"
 
 

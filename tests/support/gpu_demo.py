@@ -1,4 +1,4 @@
-"""Write ``tests/data/g1_gpu_sim``, which ``tracefit demo --gpu`` plays: three minutes of Llama 3.1 8B on an H100.
+"""Write ``tests/data/simulated/h100``, which ``tracefit demo --gpu`` plays: three minutes of Llama 3.1 8B on an H100.
 
 The server is that of :mod:`tests.support.gpu_server`, on times composed of measured kernels. Its clients send again as
 soon as they are answered, every nine seconds in another number and with other sizes. Attributes that a sidecar can do
@@ -45,8 +45,8 @@ def record():
 
 if __name__ == "__main__":
     exports, received = zip(*record(), strict=True)
-    folder = DATA / "g1_gpu_sim"
-    folder.mkdir(exist_ok=True)
+    folder = DATA / "simulated" / "h100"
+    folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{json.dumps(line)}\n" for line in received).encode()
     for name, data in {"pb": b"".join(varint(len(each)) + each for each in exports), "idx.jsonl": lines}.items():
         (folder / f"otlp.{name}.gz").write_bytes(gzip.compress(data, mtime=0))

@@ -113,6 +113,12 @@ def advice(snapshot, **kwargs):
     }
 
 
+def test_advice_is_of_the_generation_that_is_asked_of():
+    advisory, usable, young = advised(), cases.snapshot(), cases.snapshot(cases.config(targets={}))
+    shown = [advisory.of(each, each.configs[0]).verdict.usable for each in (usable, young, usable)]
+    assert shown == [True, False, True]
+
+
 def test_advice_is_what_the_client_says_of_the_load():
     snapshot = cases.snapshot()
     config = tracefit.load(snapshot.to_json()).config()

@@ -297,3 +297,10 @@ def test_a_configuration_is_found_by_a_part_of_its_names(asked, config_id):
 def test_none_or_several_are_listed(asked, why):
     with pytest.raises(tracefit.NotFoundError, match=rf"{why}.*0f3c5a9b77e1 .*beef00000000"):
         fleet().config(**asked)
+
+
+def test_one_whose_model_nobody_knows_is_not_meant_more_than_others():
+    both = json.loads(fleet().data)
+    del both["configs"][1]["config"]["model"]
+    with pytest.raises(tracefit.NotFoundError, match="several"):
+        tracefit.load(encoded(both)).config()

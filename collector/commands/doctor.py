@@ -33,6 +33,7 @@ _REASONS_SHOWN, _NAMES_SHOWN = 3, 2
 _LOSSES = (
     (table.SPANS, "spans were refused"),
     (table.DECODED_SPANS, "spans were left out"),
+    (table.MESSAGES, "messages were left out"),
     (table.DROPPED_ROWS, "intervals gave no row"),
     (table.ROWS, "rows were not learned from"),
 )
@@ -195,9 +196,11 @@ def _readiness(page: Page, detail: Mapping[str, Any], version: str) -> Finding:
 def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost."""
     spans, pages = counts.of(table.SPANS)[table.ACCEPTED], counts.of(table.SCRAPES)[PullOutcome.READ]
-    unanswered = counts.lost(table.SCRAPES)
-    if spans or pages:
-        yield Finding(GOOD, "receiving", f"{spans:,} spans and {pages:,} pages since its start")
+    messages, unanswered = counts.of(table.MESSAGES)[table.ACCEPTED], counts.lost(table.SCRAPES)
+    received = spans + pages + messages > 0
+    if received:
+        said = f"{spans:,} spans, {pages:,} pages and {messages:,} messages since its start"
+        yield Finding(GOOD, "receiving", said)
     elif counts.has_configurations():
         yield Finding(FAIR, "receiving", "nothing since its start; what it knows was learned before", nothing_yet.flags)
     elif not unanswered:
@@ -206,7 +209,9 @@ def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -
         asked = detail.get("scrape")
         of = f" of {', '.join(map(str, asked))}" if isinstance(asked, list) else ""
         why = f"{unanswered.total():,} pages{of} could not be used: {_reasons(unanswered)}"
-        yield Finding(FAIR if spans or pages else POOR, "receiving", why)
+        yield Finding(FAIR if received else POOR, "receiving", why)
+    if refused := counts.of(table.LIMIT_EXCEEDED).total():
+        yield Finding(POOR, "left out", f"{refused} engines or configurations have no place: raise engines_max")
     for metric, what in _LOSSES:
         lost = counts.lost(metric)
         if spans:  # every vLLM traces its own start, too

@@ -17,6 +17,7 @@ from grpc import StatusCode
 from prometheus_client import CollectorRegistry
 
 from collector.app import Sidecar
+from collector.cli import main
 from collector.config import Config, ConfigError
 from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber
 from collector.runtime import IoLoop, SystemClock
@@ -279,24 +280,30 @@ def packed():
 
 @pytest.mark.parametrize(("before", "target"), [("", "gpu_time"), ("tcp", "step_time"), ("gpu+tcp", "gpu_time")])
 def test_a_sidecar_learns_from_what_an_engine_publishes_and_on_a_socket_of_the_file_system_of_the_gpu(
-    tmp_path, publishers, publisher, before, target
+    tmp_path, publishers, publisher, before, target, capsys
 ):
     if before:
         address = publisher.address.replace("tcp", before)
     else:
         address = f"ipc://{tmp_path}/fpm.0"
         publisher = publishers(address)
-    soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5"}
+    soon = {"IDLE_TIMEOUT_S": "1", "ALLOWED_LATENESS_S": "0.5", "ENGINES_MAX": "1"}
+    of_another = msgspec.msgpack.encode(msgspec.msgpack.decode(packed()[0]) | {"worker_id": "another"})
     with running_sidecar(tmp_path / "state", FPM=address, MODEL="m", **soon) as sidecar:
         publisher.wait_for_subscriber()
-        publisher.publish(*packed()[:400])
+        publisher.publish(*packed()[:400], of_another)
         publisher.pub.send_multipart([b"alone"])
         eventually(lambda: sidecar.snapshot() and sidecar.snapshot().configs)
         eventually(lambda: set(sidecar.snapshot().configs[0].targets) == {target})
         (config,) = sidecar.snapshot().configs
         assert (config.telemetry, config.config["model"]) == ("fpm", "m")
         outcomes = "accepted", "undecodable"
-        eventually(lambda: [messages(sidecar, "fpm", outcome) for outcome in outcomes] == [400, 1])
+        eventually(lambda: [messages(sidecar, "fpm", outcome) for outcome in outcomes] == [401, 1])
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+    said = capsys.readouterr().out
+    assert "and 401 messages since its start" in said
+    assert "1 messages were left out" in said
+    assert "1 engines or configurations have no place" in said
 
 
 def test_a_record_of_no_sensible_size_is_counted_and_its_publisher_is_heard_on(publisher):

@@ -12,13 +12,13 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
 
 (variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Prefill then tells the
 steps that were handed over before it came. With d what a step of the batch that it met takes by ``step_time``, and e
-what the experts cost that only a step with a prompt touches, half of the requests have (prefill - b P - e) / d above
-1.5 where one is scheduled ahead, and around 1 where none is. Their own pace is no d: it has the prompts of others, too.
-Prompts that take several steps are left out. Where it is above 2.5 in the median of the shortest third of prompts
-(on a page, prompts that share a step take longer), any prompt costs a time of its own, as with sparse attention, which
-coefficients of means do not have: nothing is usable. Of a page, a window in which requests ended says the same of their
-means, by their pace, for it tells of no batch, and w where it was one. Where spans tell neither, a request gets its
-first token after
+what the experts cost that only a step with a prompt touches, half of the longest third of prompts, of which their
+tokens are most, have (prefill - b P - e) / d above 1.5 where one is scheduled ahead, and around 1 where none is. Their
+own pace is no d: it has the prompts of others, too. Prompts that take several steps are left out. Where prefills of the
+shortest or of the longest third differ from b P + e + (1 + a) d by a quarter in the median, as where any prompt costs a
+time of its own, coefficients of means do not have what prompts cost: nothing is usable. Of a page, a window in which
+requests ended says the same of their means, by their pace, for it tells of no batch, and w where it was one. Where
+spans tell neither, a request gets its first token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 
@@ -64,9 +64,10 @@ _STEPS_WAITED = (1.5, 2.5)
 """Half a running step and its own; and one that was handed over before."""
 _SPREAD_TO_SE = 1.57
 """From the mean absolute deviation to the standard error of a median, times the root of n, of a normal distribution."""
+_PREFILL_OFF = math.log(1.25)
 _PRICE_OF_A_PROMPT = (
-    "a short prompt takes more than a step beside its tokens, as with sparse attention or speculative decoding, and "
-    "only telemetry of single steps tells that"
+    "short or long prompts take a quarter more or less than the coefficients say, as with sparse attention or "
+    "speculative decoding, and only telemetry of single steps tells why"
 )
 TOKEN_BUDGET = 2048.0
 """Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
@@ -176,8 +177,10 @@ def with_fallbacks(
     pieces = np.array([each for queueing in told for each in queueing.pieces]).reshape(-1, len(WaitsOfPages._fields))
     handoffs_us = [each for queueing in told for each in queueing.handoffs_us]
     costs, is_known = _StepCosts.of(step, hits_hidden=hits_hidden), arrivals["is_known"]
-    steps = _steps_of_prefills(arrivals[is_known], costs)
-    ahead = len(steps) >= _REQUESTS_MIN and median_of(steps) > _STEPS_WAITED[0]
+    prefills_us, own_us, step_us = _prefills(arrivals[is_known], costs)
+    waited = (prefills_us - own_us) / step_us
+    third = math.ceil(len(waited) / 3)
+    ahead = len(waited) >= _REQUESTS_MIN and median_of(waited[-third:]) > _STEPS_WAITED[0]
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     if idle_rows < _REQUESTS_MIN and len(handoffs_us) >= _REQUESTS_MIN:
         target = _only_intercept(median_of(handoffs_us), len(handoffs_us))
@@ -188,8 +191,8 @@ def with_fallbacks(
         return None
     if target.step_ahead_us is None and ahead:
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
-    short = steps[: len(steps) // 3]
-    if len(short) >= _REQUESTS_MIN and median_of(short) > _STEPS_WAITED[1]:
+    off = np.log(prefills_us / (own_us + (1.0 + ahead) * step_us))
+    if third >= _REQUESTS_MIN and any(abs(median_of(end)) > _PREFILL_OFF for end in (off[:third], off[-third:])):
         target = msgspec.structs.replace(target, doubts=[_PRICE_OF_A_PROMPT])
     requests, waits_us, *_ = pieces.sum(axis=0)
     requests += sum(queueing.requests for queueing in told)
@@ -225,14 +228,13 @@ class _StepCosts(NamedTuple):
         return cls(prefill_us, experts_us * (1.0 - touched), step_us + experts_us * touched, request_us, context_us)
 
 
-def _steps_of_prefills(arrivals: Arrivals, costs: _StepCosts) -> Floats:
-    """(prefill - b P - e) / d of those whose prefill is known, the shortest prompt first."""
+def _prefills(arrivals: Arrivals, costs: _StepCosts) -> tuple[Floats, Floats, Floats]:
+    """Of those whose prefill is known, the shortest prompt first: prefill, b P + e and d."""
     known = np.sort(_timed(arrivals[arrivals["prefill_us"] > 0.0]), order="prompt_tokens")
     met = known["in_flight"]
     batch_us = costs.step_us + costs.request_us * met + costs.context_us * known["context_tokens"]
     step_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
-    own_us = costs.prefill_us_per_token * known["prompt_tokens"] + costs.experts_us
-    return (known["prefill_us"] - own_us) / step_us
+    return known["prefill_us"], costs.prefill_us_per_token * known["prompt_tokens"] + costs.experts_us, step_us
 
 
 def _timed(arrivals: Arrivals) -> Arrivals:

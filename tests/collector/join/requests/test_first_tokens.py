@@ -153,7 +153,7 @@ def test_prompts_that_take_longer_than_their_tokens_and_steps_are_not_usable_fro
     for request in engine.requests:
         request.made = 1 + tokens_a_step * (request.made - 1)
     doubts = published_by(send(engine, facts("llama8b-h100"))).doubts
-    assert is_usable == (not [doubt for doubt in doubts if "a short prompt takes more than a step" in doubt])
+    assert is_usable == (not [doubt for doubt in doubts if "prompts take a quarter more" in doubt])
 
 
 def test_where_hardly_a_request_finds_the_engine_idle_the_newest_handoffs_stand_in():

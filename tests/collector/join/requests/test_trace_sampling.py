@@ -38,7 +38,7 @@ def requests(count: int, trace_id=random_id, per_s: int = 8) -> list[Piece]:
     spans = [
         stock_span(
             f"r{n}", n / per_s, prompt=100 + n % 40, outputs=11, ttft_s=0.1 + n % 7 / 100, decode_s=0.3 + n % 5 / 100,
-            queue_s=0.001, prefill_s=0.05, trace_id=trace_id(n),
+            queue_s=0.001, prefill_s=0.04, trace_id=trace_id(n),
         )
         for n in range(count)
     ]  # fmt: skip
@@ -237,10 +237,10 @@ def test_spans_that_callers_decide_on_are_usable_only_where_a_page_counts_the_re
     sent = with_callers(requests(600))
     for kept_by_chance in (sent, sent[::3]):
         pipeline = learned(kept_by_chance)
-        (doubt,) = doubts(pipeline)
-        assert "let tracefit scrape the page, which counts them" in doubt
+        told = doubts(pipeline)
+        assert [each for each in told if "let tracefit scrape the page, which counts them" in each]
         assert not client(pipeline).usable
-        assert doubts(restarted(pipeline)) == [doubt]
+        assert doubts(restarted(pipeline)) == told
     assert doubts(beside_its_page(sent, sent)) == []
     assert beside_its_page(sent, sent[::3]).learned_rows == 0
     once = [*with_callers(requests(1500)[:100]), *requests(1500)[100:]]

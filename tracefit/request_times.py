@@ -204,12 +204,12 @@ class RequestTimes:
 
     def _mean_steps(self, work: Workload, running: float, k: float) -> tuple[_Step, _Step]:
         """A step of the own prompt, and one that others wait for: where rows are means a mean one, else a decode."""
-        decodes, of_others = work.output - 1.0, 0.0
-        if self.steps.of_means:
-            prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
-            of_others = work.uncached * prefills.ended(prefills.mean())
+        decodes = work.output - 1.0
+        prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
+        others = prefills.mean()
+        of_own, of_others = (work.uncached * prefills.ended(j) for j in (others + 1.0, others))
         batch = running, running * work.context * decodes / (k + decodes)
-        return (work.uncached / k, *batch), (of_others, *batch)
+        return (of_own, *batch), (of_others if self.steps.of_means else 0.0, *batch)
 
     def _gathered_itl(self, work: Workload, running: float) -> float:
         """ITL, at least, of loops whose requests gather."""
@@ -229,7 +229,7 @@ def _ahead(config: ConfigDocument) -> bool | None:
     queueing = config.targets.get("api_queueing")
     if config.scheduled_ahead or (queueing is not None and queueing.step_ahead_us is not None):
         return True
-    return None if config.scheduled_ahead is None and config.telemetry == "fpm" else False
+    return None if config.scheduled_ahead is None and (config.telemetry == "fpm" or queueing is None) else False
 
 
 def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:

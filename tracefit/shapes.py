@@ -41,9 +41,9 @@ and P is no part of d_c. Where no cell has 64 rows, or of means all cells have f
 T = x, s = b_C.
 
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
-ones took. Without prefill T is fitted by isotonic regression, but where a batch was measured to be faster than those
-before it, as multiples of four are in some kernels: by four standard errors of both (those of a cell are the spread of
-its stratum over sqrt r_c).
+ones took. Without prefill T is fitted by isotonic regression, each cell by its w_c, but where a batch was measured to
+be faster than those before it, as multiples of four are in some kernels: by four standard errors of both (those of a
+cell are the spread of its stratum over sqrt r_c).
 
 **Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
 the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8
@@ -77,11 +77,13 @@ Band = tuple[float, float, float]
 """Microseconds in the middle, below and above."""
 
 _STRATUM_OCTAVE_MAX = 15
+_NEAREST_FIRST = sorted(range(-_STRATUM_OCTAVE_MAX, _STRATUM_OCTAVE_MAX + 1), key=abs)
 _HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_ERRORS = 4.0
+_UNSEEN_SHARE = 1e-6
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 898, 8))
@@ -141,8 +143,21 @@ def smallest_step(cell: str) -> tuple[float, float] | None:
     return None if found is None else (float(found[2] or 0.0), float(found[1]))
 
 
+def octaves_apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    """Of two steps, in prefill tokens and in requests, together; infinite if only one has a prompt."""
+    if (one[0] > 0.0) != (other[0] > 0.0):
+        return math.inf
+    return sum(abs(_log2(a) - _log2(b)) for a, b in zip(one, other, strict=True))
+
+
 _Place = tuple[int, int]
 """Of a cell among the middles: of requests, and of prefill tokens; -1 without prefill."""
+
+
+def middle_of(cell: str) -> tuple[float, float] | None:
+    """Prefill tokens and requests in the middle of a cell; None of what names no cell."""
+    step = smallest_step(cell)
+    return None if step is None else _middle(_place(*step))
 
 
 def _place(prefill_tokens: float, requests: float) -> _Place:
@@ -253,8 +268,10 @@ class StepSurface:
         return [math.ceil(size) for size in _DECODE_SIZES[: max(falls, default=0)]]
 
     def _ratios(self, prefill_tokens: float, requests: float) -> Ratios:
-        """p10 and p90 of a stratum, or of all where it has none."""
-        return self._interval.strata.get(stratum_name(prefill_tokens, requests), self._interval.pooled)
+        """p10 and p90 of a stratum, or of the nearest of its kind that has them, or of all."""
+        strata = self._interval.strata
+        names = (stratum_name(prefill_tokens, requests * 2.0**octaves) for octaves in _NEAREST_FIRST)
+        return next((strata[name] for name in names if name in strata), self._interval.pooled)
 
     def _seen(self, place: _Place, shape: Shape) -> _Seen | None:
         """What the rows of a cell say; None where that cannot be."""
@@ -299,7 +316,9 @@ class StepSurface:
         decodes, prefills = self._measured
         along_tokens = [list(accumulate(row, max)) for row in prefills]
         along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
-        return _Nodes(_isotonic(decodes, list(map(self._error, range(len(decodes))))), along_both)
+        rows = range(len(decodes))
+        weights = [self._decodes[row, -1].share if (row, -1) in self._decodes else _UNSEEN_SHARE for row in rows]
+        return _Nodes(_isotonic(decodes, weights, list(map(self._error, rows))), along_both)
 
     def _error(self, row: int) -> float:
         """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
@@ -309,17 +328,18 @@ class StepSurface:
         return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
 
 
-def _isotonic(values: Sequence[float], errors: Sequence[float]) -> list[float]:
+def _isotonic(values: Sequence[float], weights: Sequence[float], errors: Sequence[float]) -> list[float]:
     """The nearest in least squares that fall nowhere by chance: neighbours that do are pooled."""
-    pools: list[tuple[float, int, float]] = []
-    for value, error in zip(values, errors, strict=True):
-        mean, count, off = value, 1, error
-        while pools and mean < pools[-1][0] < mean * (1.0 + _FALL_ERRORS * math.hypot(pools[-1][2], off)):
-            before, many, before_off = pools.pop()
-            off = math.hypot(before_off * many, off * count) / (many + count)
-            mean, count = (before * many + mean * count) / (many + count), many + count
-        pools.append((mean, count, off))
-    return [mean for mean, count, _ in pools for _ in range(count)]
+    pools: list[tuple[float, int, float, float]] = []
+    for value, share, error in zip(values, weights, errors, strict=True):
+        mean, count, weight, off = value, 1, share, error
+        while pools and mean < pools[-1][0] < mean * (1.0 + _FALL_ERRORS * math.hypot(pools[-1][3], off)):
+            before, many, much, before_off = pools.pop()
+            off = math.hypot(before_off * much, off * weight) / (much + weight)
+            mean = (before * much + mean * weight) / (much + weight)
+            count, weight = many + count, much + weight
+        pools.append((mean, count, weight, off))
+    return [mean for mean, count, *_ in pools for _ in range(count)]
 
 
 def _scatter(ratios: Ratios) -> float:

@@ -13,8 +13,8 @@ Rows that are means of a whole request are of hundreds of steps of all kinds, wh
 is off: there the mean error of the rows' predictions is another square.
 
 ``level`` is 1, or for a step of now what the last steps of its phase took beside the rest. ``portable`` is used, the
-set that every consumer can compute. A stratum without an interval has the pooled one. Guards: ``low <= us <= high``,
-and ``low >= 0``.
+set that every consumer can compute. A stratum without an interval has that of the nearest of its kind, or the pooled
+one. Guards: ``low <= us <= high``, and ``low >= 0``.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .shapes import (
     Band,
     Coefficients,
     StepSurface,
-    smallest_step,
-    stratum_name,
+    middle_of,
+    octaves_apart,
     unsure,
 )
 
@@ -53,8 +53,8 @@ _ALL = (-math.inf, math.inf)
 class Prediction(NamedTuple):
     """Time of one step in microseconds, with the band that eight of ten fall into.
 
-    ``extrapolated`` names what lies outside of what was learned from: a feature, ``shape`` (no such batch was seen) or
-    a limit of the engine. ``usable``: the coefficients carry this answer.
+    ``extrapolated`` names what lies outside of what was learned from: a feature, ``shape`` (no batch near it was seen)
+    or a limit of the engine. ``usable``: the coefficients carry this answer.
     """
 
     us: float
@@ -89,7 +89,8 @@ class StepModel:
         self.requests_max = float(limits.max_num_seqs or math.inf)
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
-        self._strata = visited_strata(target, config.telemetry)
+        self._model_is_known = "model" in config.facts
+        self._seen_steps = [step for step in map(middle_of, target.cells) if step is not None]
         self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
         values = {each.name: each.value for each in self.model.coefficients}
@@ -125,10 +126,16 @@ class StepModel:
             name: low <= value <= high
             for name, value, (low, high) in zip(FEATURES[1:], step, self._bounds, strict=True)
         }
-        inside["shape"] = not self._strata or stratum_name(prefill_tokens, requests) in self._strata
+        inside["shape"] = not self._seen_steps or self._octaves_from_seen(prefill_tokens, requests) <= 1.0
         inside["max_num_seqs"] = requests <= self.requests_max
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
         return tuple(name for name, is_so in inside.items() if not is_so)
+
+    def _octaves_from_seen(self, prefill_tokens: float, requests: float) -> float:
+        """To the nearest step that was seen. Of means, which hardly ever have no prefill, only the requests count."""
+        if self.of_means:
+            return min(octaves_apart((0.0, requests), (0.0, seen)) for _, seen in self._seen_steps)
+        return min(octaves_apart((prefill_tokens, requests), step) for step in self._seen_steps)
 
     def budget_of(self, requests: float) -> float:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
@@ -147,10 +154,13 @@ class StepModel:
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
-        Its form error must be below a fifth of it as well: what is sure under one load may not be under another.
+        Its form error must be below a fifth of it as well: what is sure under one load may not be under another. No
+        line carries beyond the shapes that were seen, nor that of a model that may be a mixture, for nobody said.
         """
         if self.reasons or not outside:
             return not self.reasons
+        if "shape" in outside or not self._model_is_known:
+            return False
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())
         return all(
@@ -174,18 +184,6 @@ def _level(target: Target, phase: str, at_unix_nano: int | None) -> float:
 def of_means(telemetry: str) -> bool:
     """Whether rows of this quality cover many steps each: what was learned is of mean steps, stalls included."""
     return telemetry in (*_MEANS_OF_REQUESTS, "metrics")
-
-
-def visited_strata(target: Target, telemetry: str) -> frozenset[str]:
-    """Strata with evidence; empty where nobody said.
-
-    A row that is the mean of many steps nearly always has some prefill in it: of such rows only the batch size counts.
-    """
-    strata = {stratum_name(*step) for step in map(smallest_step, target.cells) if step is not None}
-    if of_means(telemetry):
-        sizes = {name.partition(":")[2] for name in strata}
-        strata = {f"{kind}:{size}" for kind in ("decode", "prefill") for size in sizes}
-    return frozenset(strata)
 
 
 def computable_model(config: ConfigDocument, name: str) -> Model:

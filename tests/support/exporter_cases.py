@@ -120,6 +120,7 @@ def target(name, *, physics=False, drifted=False, merged=False):
         better = ErrorSnapshot(mape=0.014, median_ape=0.009, p90_ape=0.03)
         shaped = ErrorSnapshot(mape=0.016, median_ape=0.011, p90_ape=0.034)
         models["portable"] = msgspec.structs.replace(models["portable"], prediction_error=better, shaped_error=shaped)
+        sizes = ("1", "2-3", "4-7", "8-15", "16-31", "32-63")
         factors = {"decode:3": (1.125, 812.0), "decode:17-24": (0.97, 140.0), "prefill:8-15:64-90": (1.03, 12.0)}
         shapes = {
             "shape_factors": {cell: ShapeFactorSnapshot(factor=f, rows=rows) for cell, (f, rows) in factors.items()},
@@ -137,7 +138,8 @@ def target(name, *, physics=False, drifted=False, merged=False):
             ),
             "replicas": REPLICAS if merged else [],
             "seen": SeenSnapshot(
-                features={"prefill_tokens": (0.0, 512.0), "requests": (1.0, 64.0)}, cells=sorted(factors)
+                features={"prefill_tokens": (0.0, 512.0), "requests": (1.0, 64.0)},
+                cells=sorted([*factors, "decode:57-64", *(f"prefill:{size}:256-362" for size in sizes)]),
             ),
         }
     if physics:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
-from tests.tracefit.example_snapshot import config_of, tree
+from tests.tracefit.example_snapshot import config_of, step_time_of, tree
 
 STEPS_ONLY = tree()
 _TARGETS = STEPS_ONLY["configs"][0]["targets"]
@@ -171,10 +171,10 @@ def test_requests_of_an_engine_that_works_otherwise_are_not_usable_while_its_ste
     """A step gives several tokens of one answer, or waits until it holds a whole prompt."""
     document = tree()
     document["configs"][0]["config"] |= {"max_num_batched_tokens": 2_048} | facts
+    del step_time_of(document)["seen"]
     config = config_of(document)
     said = config.request(prompt_tokens=prompt, output_tokens=100, concurrency=8)
-    assert {*said.extrapolated, "shape"} == {*filter(None, [named]), "shape"}
-    assert said.usable == (not named)
+    assert (said.extrapolated, said.usable) == (tuple(filter(None, [named])), not named)
     assert config.step_time(requests=8, decode_context_tokens=14_400).usable
 
 
@@ -205,6 +205,15 @@ def test_rows_of_requests_tell_how_long_batches_of_a_size_take_with_prompts_or_w
     said = _told_by(telemetry, seen=None, shape_factors=shapes).step_time(prefill_tokens=tokens, requests=20)
     b0, b_prefill, _, b_requests = (each.value for each in BARE.coefficients())
     assert said.us == pytest.approx(longer * (b0 + tokens * b_prefill + 20 * b_requests))
+
+
+def test_a_larger_batch_that_was_hardly_seen_does_not_make_smaller_ones_faster():
+    often, seldom = {"decode:1": {"factor": 1.0, "rows": 100.0}}, {"decode:17-24": {"factor": 0.6, "rows": 2.0}}
+    alone, both = (
+        _told_by("requests", shape_factors=each).request(prompt_tokens=200, output_tokens=400).itl.us
+        for each in (often, often | seldom)
+    )
+    assert both == pytest.approx(alone, rel=0.03)
 
 
 @pytest.mark.parametrize("telemetry", ["steps", "requests"])
@@ -290,11 +299,16 @@ def test_a_request_that_the_engine_cannot_hold_is_refused():
         CONFIG.assuming(kv_tokens=1000).request(prompt_tokens=2000, output_tokens=10)
 
 
-def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does():
+@pytest.mark.parametrize("telemetry", ["fpm", "metrics"])
+def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does(telemetry):
+    """Nor do pages from which no wait before the queue was learned."""
+
     def answer(scheduling, facts):
         document = tree()
         config = document["configs"][0]
-        config["engines"][0]["scheduling"], config["telemetry"] = scheduling, "fpm"
+        config["engines"][0]["scheduling"], config["telemetry"] = scheduling, telemetry
+        if telemetry == "metrics":
+            del config["targets"]["api_queueing"]
         config["config"] |= facts
         return config_of(document).request(prompt_tokens=800, output_tokens=250, concurrency=24).ttft
 

@@ -39,6 +39,13 @@ def test_it_has_the_band_of_its_stratum():
     assert (step.low, step.high) == pytest.approx((0.97 * step.us, 1.04 * step.us), rel=1e-4)
 
 
+def test_without_a_stratum_it_has_the_band_of_the_nearest_of_its_kind():
+    config = changed(lambda t: t["interval"].update(strata={"decode:8-15": [0.9, 1.0, 1.1], "prefill:1": [0.5, 1, 2]}))
+    step, prefill = config.step_time(requests=3), config.step_time(prefill_tokens=600, requests=20)
+    assert (step.low, step.high) == pytest.approx((0.9 * step.us, 1.1 * step.us), rel=1e-3)
+    assert (prefill.low, prefill.high) == pytest.approx((0.5 * prefill.us, 2 * prefill.us), rel=1e-3)
+
+
 def test_without_factors_seen_and_interval_the_line_remains():
     def bare(target):
         for key in ("shape_factors", "seen", "interval"):
@@ -70,6 +77,16 @@ def test_what_was_never_seen_is_named_and_its_band_is_wider():
     assert outside.extrapolated == ("decode_context_tokens",)
     assert outside.high / outside.us > inside.high / inside.us
     assert outside.usable
+
+
+def test_beyond_an_octave_of_what_was_seen_and_of_an_unknown_model_nothing_carries():
+    near, far = (CONFIG.step_time(prefill_tokens=tokens, requests=12) for tokens in (50, 20))
+    assert (near.extrapolated, near.usable) == ((), True)
+    assert (far.extrapolated, far.usable) == (("shape",), False)
+    document = tree()
+    del document["configs"][0]["config"]["model"]
+    assert config_of(document).step_time(requests=40, decode_context_tokens=150_000).usable
+    assert not config_of(document).step_time(requests=40, decode_context_tokens=400_000).usable
 
 
 def test_outside_a_weak_coefficient_does_not_carry():

@@ -38,11 +38,6 @@ class Counts(dict[Row, float]):
         for row, number in other.items():
             self[row] = self[row] + number if row[0].is_counter else number
 
-    def by_label(self, metric: Metric) -> dict[str, float]:
-        """What was counted of a metric with one label, by its value; zeros left out."""
-        ((_, values),) = metric.labels
-        return {value: self[metric, value] for value in values if self[metric, value]}
-
 
 class Metrics:
     """The table as live objects of one registry; safe from any thread.

@@ -116,6 +116,11 @@ def assert_accounted(counts: Counts, *spans: Span) -> None:
         assert total_of(counts, table.DECODED_EVENTS) == sum(len(span.events) for span in spans)
 
 
+def by_label(counts, metric):
+    """What was counted of a metric with one label, by its value; zeros left out."""
+    return {row[1]: number for row, number in counts.items() if row[0] is metric and number}
+
+
 def value_of(metrics, metric, *labels):
     """What a counter or gauge stands at."""
     values = dict(zip((name for name, _ in metric.labels), labels, strict=True))

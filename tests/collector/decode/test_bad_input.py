@@ -14,7 +14,7 @@ from collector.decode.records import CoreSpan, Finish, SpanEvent, SpanEventKind,
 from collector.join import Joiner, Rows
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop, Skip
-from tests.support.pipelines import assert_accounted, new_pipeline, replayed, step_coefficients
+from tests.support.pipelines import assert_accounted, by_label, new_pipeline, replayed, step_coefficients
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import (
@@ -88,7 +88,7 @@ def test_what_is_no_count_costs_a_step_its_event_and_a_journey_its_span(sound, v
         assert (counts[table.DECODED_EVENTS, reason], counts[table.DECODED_SPANS, table.ACCEPTED]) == (20, 1)
     for key in ("ts.monotonic_ns", "scheduler.step", "decode.done_tokens", "prefill.total_tokens"):
         counts = left_out(CORE_SCOPE, changed(journey_of, key, value, event=1))
-        assert counts.by_label(table.DECODED_SPANS) == {reason: 1}
+        assert by_label(counts, table.DECODED_SPANS) == {reason: 1}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_is_no_count_costs_a_step_its_event_and_a_journey_its_span(sound, v
 )
 def test_what_is_no_time_costs_a_request_of_the_api_server_its_span(sound, value, reason):
     span = changed(api_span(sound, sound.jobs[3]), "event.ts.monotonic", value, event=1)
-    assert left_out(API_SCOPE, span).by_label(table.DECODED_SPANS) == {reason: 1}
+    assert by_label(left_out(API_SCOPE, span), table.DECODED_SPANS) == {reason: 1}
 
 
 @pytest.mark.parametrize("unix", [0, 1, 2**64 - 1, 2**63])
@@ -125,7 +125,7 @@ def test_a_span_with_impossible_times_ids_or_attributes_is_refused(sound, change
     for name in change.keys() - {"attributes"}:
         setattr(span, name, change[name])
     span.attributes.extend(change.get("attributes", ()))
-    assert left_out(STEP_SCOPE, span).by_label(table.DECODED_SPANS) == {reason: 1}
+    assert by_label(left_out(STEP_SCOPE, span), table.DECODED_SPANS) == {reason: 1}
 
 
 @pytest.mark.parametrize(("length", "held"), [(256, 1), (257, 0)])
@@ -186,7 +186,7 @@ def journey(*marks: tuple[str, int, float, int], name: str = "j") -> Span:
     ],
 )
 def test_a_journey_in_impossible_order_is_refused(marks, reason):
-    assert left_out(CORE_SCOPE, journey(*marks)).by_label(table.DECODED_SPANS) == {reason: 1}
+    assert by_label(left_out(CORE_SCOPE, journey(*marks)), table.DECODED_SPANS) == {reason: 1}
 
 
 ODD = [

@@ -11,6 +11,7 @@ from collector.decode.kv import BlockMove, KvBatch, Move, count_batch, read_line
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
 from tests.support.kv_batches import FIELDS, TS_S, batch, named, payload, stored
+from tests.support.pipelines import by_label
 
 SEQ = (7).to_bytes(8, "big")
 
@@ -138,5 +139,5 @@ def test_the_counts_account_for_every_message_and_event():
     counts = Counts()
     count_batch(counts, batch(stored(), ["Painted"]), None)
     count_batch(counts, batch(stored(), stored()), Skip.DUPLICATE)
-    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 1, Skip.DUPLICATE: 1}
-    assert counts.by_label(table.KV_EVENTS) == {table.ACCEPTED: 1, Skip.UNKNOWN_SCOPE: 1, Skip.DUPLICATE: 2}
+    assert by_label(counts, table.KV_BATCHES) == {table.ACCEPTED: 1, Skip.DUPLICATE: 1}
+    assert by_label(counts, table.KV_EVENTS) == {table.ACCEPTED: 1, Skip.UNKNOWN_SCOPE: 1, Skip.DUPLICATE: 2}

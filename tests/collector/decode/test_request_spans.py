@@ -9,7 +9,7 @@ import pytest
 
 from collector.decode import MISSING
 from collector.telemetry import Counts, Skip, table
-from tests.support.pipelines import assert_accounted, only_config, replayed
+from tests.support.pipelines import assert_accounted, by_label, only_config, replayed
 from tests.support.step_exports import attribute
 from tests.support.stock_requests import DIALECTS, Dialect, Served, served_in
 from tests.support.toy_engine import UNIX_NS
@@ -64,7 +64,7 @@ def test_a_span_that_nearly_fits_or_contradicts_itself_is_counted_by_its_reason_
     span = spelled(DIALECTS["SGLang"], **values)
     assert not decoded(Piece("a", "sglang server", span), counts=counts).requests
     assert_accounted(counts, span)
-    assert counts.by_label(table.DECODED_SPANS) == {reason: 1}
+    assert by_label(counts, table.DECODED_SPANS) == {reason: 1}
 
 
 def test_both_spellings_may_say_the_same_and_seconds_may_be_whole():
@@ -76,7 +76,7 @@ def test_both_spellings_may_say_the_same_and_seconds_may_be_whole():
 def test_a_request_that_ended_before_its_first_token_is_refused():
     span, counts = spelled(DIALECTS["TensorRT-LLM"], **{"gen_ai.latency.e2e": 0.1}), Counts()
     assert not decoded(Piece("a", "tensorrt_llm", span), counts=counts).requests
-    assert counts.by_label(table.DECODED_SPANS) == {Skip.INVALID: 1}
+    assert by_label(counts, table.DECODED_SPANS) == {Skip.INVALID: 1}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collector.join import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
 from tests.support import otlp_bytes as otlp
-from tests.support.pipelines import assert_accounted
+from tests.support.pipelines import assert_accounted, by_label
 from tests.support.step_exports import attribute
 from tests.support.toy_engine import UNIX_NS, Job, run_engine
 from tests.support.toy_spans import (
@@ -97,7 +97,7 @@ def test_foreign_spans_are_counted_with_their_events(scope, name):
     span.events.add(name="something")
     counts = Counts()
     decoded(Piece("e", scope, span), counts=counts)
-    assert counts.by_label(table.DECODED_SPANS) == {Skip.UNKNOWN_SCOPE: 1}
+    assert by_label(counts, table.DECODED_SPANS) == {Skip.UNKNOWN_SCOPE: 1}
     assert_accounted(counts, span)
 
 
@@ -110,8 +110,8 @@ def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_i
     counts = Counts()
     told = decode_exports(exports, SpanWindow(64).admit, counts)
     assert [(one.peer, len(one.steps)) for one in told] == [("peer-0", 70), ("peer-5", 70), ("peer-6", 0)]
-    assert counts.by_label(table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 2}
-    assert counts.by_label(table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 140}
+    assert by_label(counts, table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 2}
+    assert by_label(counts, table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 140}
 
 
 def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):

@@ -14,7 +14,7 @@ from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, Skip
 from online import RowOutcome, Target
 from tests.support.clocks import T0_NS
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import by_label, new_pipeline
 from tests.support.step_exports import STEP_US, make_export
 from tests.support.toy_spans import span_id
 
@@ -57,7 +57,7 @@ def counting(pipeline):
 
 
 def happened(pipeline):
-    return Counter(pipeline.take_counts().by_label(table.JOIN_EVENTS))
+    return Counter(by_label(pipeline.take_counts(), table.JOIN_EVENTS))
 
 
 def fed(exports, pipeline=None, **join):

@@ -14,6 +14,7 @@ from collector.join.events import Rows
 from collector.telemetry import JoinEvent, RowDrop, table
 from online import STEP_FEATURES, Quality, Target
 from tests.support.clocks import T0_NS
+from tests.support.pipelines import by_label
 
 CONTEXT = STEP_FEATURES.index("decode_context_tokens")
 
@@ -48,7 +49,7 @@ def rows_of(pieces, *, at_the_end=True):
                 for *row, engine in zip(*(column.tolist() for column in columns), strict=True):
                     rows.setdefault(engine, []).append(tuple(row))
     counts = joiner.take_counts()
-    return rows, Counter(counts.by_label(table.JOIN_EVENTS) | counts.by_label(table.DROPPED_ROWS))
+    return rows, Counter(by_label(counts, table.JOIN_EVENTS) | by_label(counts, table.DROPPED_ROWS))
 
 
 def plain_rows(steps):

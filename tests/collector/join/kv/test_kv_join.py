@@ -12,7 +12,7 @@ from collector.telemetry.reasons import Skip
 from online.rows import STEP_FEATURES, Target
 from tests.support.kv_batches import TS_S, batch, kv_batches, stored
 from tests.support.kv_joins import joined, rows_of, sequences, telemetry
-from tests.support.pipelines import total_of
+from tests.support.pipelines import by_label, total_of
 
 SETTINGS = Config()
 BLOCK_COLUMNS = [STEP_FEATURES.index(name) for name in ("offload_blocks", "restore_blocks", "evicted_blocks")]
@@ -109,7 +109,7 @@ def test_a_publisher_that_restarts_goes_on_and_what_comes_again_is_left_out():
     for one in [*first, first[-1], *second, first[0]]:
         sources.add(one)
     counts = sources.take_counts()
-    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: 10, Skip.DUPLICATE: 1, Skip.LATE: 1}
+    assert by_label(counts, table.KV_BATCHES) == {table.ACCEPTED: 10, Skip.DUPLICATE: 1, Skip.LATE: 1}
     assert total_of(counts, table.KV_EVENTS) == 12
 
 
@@ -120,7 +120,7 @@ def test_of_a_publisher_a_bounded_number_of_moves_is_held_and_what_comes_of_forg
     sources.add(one)
     counts = sources.take_counts()
     assert counts[table.SIZE, "kv_moves"] == MOVES_MAX
-    assert counts.by_label(table.KV_BATCHES) == {table.ACCEPTED: MOVES_MAX + 1, Skip.LATE: 1}
+    assert by_label(counts, table.KV_BATCHES) == {table.ACCEPTED: MOVES_MAX + 1, Skip.LATE: 1}
 
 
 def test_publishers_are_bounded_as_engines_are():

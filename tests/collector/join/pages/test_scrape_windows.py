@@ -16,6 +16,7 @@ from online import Quality, Target
 from online.features import build
 from online.features.columns import FeatureSet, raw_column
 from tests.support.page_server import RECORDED
+from tests.support.pipelines import by_label
 
 FEATURES = build("portable", Target.STEP_TIME, {})
 TRUE = np.array([10_000.0, 200.0, 1.5, 300.0])  # us: step, prefill token, context token, request
@@ -116,7 +117,7 @@ def rows_of(page):
 
 def drops_of(page):
     """Windows without a row since the last call, by reason."""
-    return page.take_counts().by_label(table.DROPPED_ROWS)
+    return by_label(page.take_counts(), table.DROPPED_ROWS)
 
 
 def fitted(rows):

@@ -13,7 +13,7 @@ from collector.join.inferred.occupancy import ApiProcess
 from collector.telemetry import table
 from collector.telemetry.reasons import RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
-from tests.support.pipelines import replayed, step_coefficients
+from tests.support.pipelines import by_label, replayed, step_coefficients
 from tests.support.toy_engine import UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, pieces, stock_of, stock_span
 
@@ -75,7 +75,7 @@ def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
 def test_a_span_without_an_answer_is_incomplete():
     process = told(msgspec.structs.replace(stock_of("a", 10.0, **USUAL), output_tokens=0))
     assert process.open_requests == 0
-    assert process.counts.by_label(table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 1}
+    assert by_label(process.counts, table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 1}
 
 
 def test_queue_wait_comes_from_the_span_and_api_queueing_from_idle_arrivals_only():

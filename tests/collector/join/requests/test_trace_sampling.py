@@ -20,7 +20,7 @@ from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
 from tests.support.page_server import RECORDED
-from tests.support.pipelines import new_pipeline, only_config, replayed, restarted
+from tests.support.pipelines import by_label, new_pipeline, only_config, replayed, restarted
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
@@ -65,7 +65,7 @@ def client(pipeline):
 
 def drops(pipeline):
     """Rows that were dropped since the last call, by reason."""
-    return Counter(pipeline.take_counts().by_label(table.DROPPED_ROWS))
+    return Counter(by_label(pipeline.take_counts(), table.DROPPED_ROWS))
 
 
 def step_features(pipeline):

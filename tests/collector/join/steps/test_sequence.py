@@ -17,6 +17,7 @@ from collector.join.emitter import Liveness
 from collector.telemetry import table
 from collector.telemetry.reasons import JoinEvent, RowDrop
 from online.rows import STEP_FEATURES, Quality, RowBlock, Target
+from tests.support.pipelines import by_label
 from tests.support.toy_engine import BETA_US, Job, Run, many_jobs, run_engine
 from tests.support.toy_spans import STEP_SCOPE, Piece, columns_of, core_of, decoded, step_span
 
@@ -52,11 +53,11 @@ class Feed:
 
     @property
     def drops(self) -> Counter[str]:
-        return Counter(self.engine.counts.by_label(table.DROPPED_ROWS))
+        return Counter(by_label(self.engine.counts, table.DROPPED_ROWS))
 
     @property
     def events(self) -> Counter[str]:
-        return Counter(self.engine.counts.by_label(table.JOIN_EVENTS))
+        return Counter(by_label(self.engine.counts, table.JOIN_EVENTS))
 
     @property
     def block(self) -> RowBlock:

@@ -78,6 +78,7 @@ class Calibration(msgspec.Struct):
     """How an engine process is read: how it schedules, and what its steps have taught."""
 
     scheduling: Scheduling
+    learned: bool
     sums: Sums
     warmed_up: bool
     emitted_to: Natural
@@ -94,10 +95,11 @@ class Calibration(msgspec.Struct):
     @classmethod
     def of(cls, engine: Engine) -> Calibration:
         """Of an engine's process."""
-        process = engine.process
+        process, calibration = engine.process, engine.calibration
         return cls(
             scheduling=process.scheduling,
-            sums=engine.calibration.sums,
+            learned=calibration.learned,
+            sums=calibration.sums,
             warmed_up=process.warm_up.over,
             emitted_to=process.emitted_to or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
@@ -109,7 +111,8 @@ class Calibration(msgspec.Struct):
 
     def restore(self, engine: Engine) -> None:
         """Begin the engine's process where an earlier one of ours left it."""
-        process, engine.calibration.sums = engine.process, self.sums
+        process, calibration = engine.process, engine.calibration
+        calibration.sums, calibration.learned = self.sums, self.learned
         process.scheduling, process.window.base = self.scheduling, self.emitted_to + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
         process.warm_up.over = self.warmed_up

@@ -28,7 +28,6 @@ from online.transfer import HIDES_HITS
 from . import exact
 from .emitter import Emitter, Liveness, Scheduling, TargetRows
 from .inferred import (
-    BLOCK_STEPS,
     Chunks,
     EngineCalibration,
     KvTimeline,
@@ -48,6 +47,8 @@ from .requests import PendingRequest, RequestRow, request_block, rows_of
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
 from .window import StepWindow
 
+_FIRST_BLOCK_STEPS = 256
+"""A new engine waits for its first block; the later ones only cost per block."""
 _VOTES_MIN = 8
 """Steps that tell how an engine schedules: a stamp or two may be late."""
 _FORGET_FROM_STEPS = 4096
@@ -225,8 +226,9 @@ class EngineProcess:
             view = self._view(first, stop)
             final = self._told_steps(view, liveness) if liveness else self._final_steps(view)
             self._pass_blocks(first + final, liveness)
-            if liveness is Liveness.OVER and first + final < stop:
+            if liveness is Liveness.OVER and first + final < window.newest_step:
                 self._engine.count(RowDrop.INCOMPLETE)
+                self.emitted_to, self.learned_to = window.newest_step, stop
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
@@ -284,24 +286,29 @@ class EngineProcess:
             self._add_rows(first, view, summary_features(view.steps), stamps, view.seen)
 
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
-        """Pass the steps below ``stop`` block by block: what a block teaches holds for its own rows."""
-        asynchronous = self.is_asynchronous
-        budget_tokens = self.calibration.facts.number("max_num_batched_tokens")
-        step = max(self.window.base, self.learned_to)
+        """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
+        window, calibration, asynchronous = self.window, self.calibration, self.is_asynchronous
+        budget_tokens = calibration.facts.number("max_num_batched_tokens")
+        step = max(window.base, self.learned_to)
         while step < stop:
-            end = min(stop, (step // BLOCK_STEPS + 1) * BLOCK_STEPS)
-            if end % BLOCK_STEPS and not liveness:
-                break
-            self._chunks = split_chunks(self._chunks, self.window, end, budget_tokens, asynchronous=asynchronous)
-            self._learn(step, end, idle=liveness is Liveness.IDLE)
+            opening = not calibration.learned
+            block_steps = _FIRST_BLOCK_STEPS if opening else self._settings.block_rows
+            end = min(stop, (step // block_steps + 1) * block_steps)
+            if opening and end % block_steps and not liveness:
+                break  # what the block teaches holds for its own rows
+            self._chunks = split_chunks(self._chunks, window, end, budget_tokens, asynchronous=asynchronous)
+            if opening:
+                self._learn(step, end, liveness)
             last = liveness is Liveness.OVER and end == stop
             self._emit_rows(end if last or not asynchronous else end - 1)
+            if not opening:
+                self._learn(step, end, liveness)
             step = end
 
     def _emit_rows(self, stop: int) -> None:
         """Rows between the stamped boundaries below ``stop``."""
         calibration, first = self.calibration, self.emitted_to or self.window.base
-        if not len(self._view(max(first, stop - BLOCK_STEPS) - 1, stop + 1).stamps().step):
+        if not len(self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1).stamps().step):
             return  # in a hole
         view = self._view(first - 1, stop + 1)
         stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
@@ -331,16 +338,18 @@ class EngineProcess:
         self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
         self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))
 
-    def _learn(self, first: int, stop: int, *, idle: bool) -> None:
-        """Steps first..stop-1 have passed: what they teach."""
+    def _learn(self, first: int, stop: int, liveness: Liveness) -> None:
+        """Steps first..stop-1, of one block, have passed: what they teach."""
         calibration, view, self.learned_to = self.calibration, self._view(first, stop), stop
         self._count_passed(first, stop)
-        calibration.learn(view, idle=idle)
+        calibration.learn(view, idle=liveness is Liveness.IDLE)
         if self.has_journeys:
             busy = view.seen & ~view.empty
             self._engine.count(JoinEvent.STEP_MISMATCHED, int(np.count_nonzero(busy & ~view.matched)))
-        if self.quality is Quality.SAMPLED:
-            calibration.facts.learn({HIDES_HITS: calibration.hides_hits}, FactSource.DISCOVERY)
+        if stop % self._settings.block_rows == 0 or not calibration.learned:
+            calibration.end_block()
+            if self.quality is Quality.SAMPLED:
+                calibration.facts.learn({HIDES_HITS: calibration.hides_hits}, FactSource.DISCOVERY)
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.

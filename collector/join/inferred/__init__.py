@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .calibration import BLOCK_STEPS, EngineCalibration, Sums
+from .calibration import EngineCalibration, Sums
 from .journeys import NATURAL, Chunks, Residency, project_onto_steps, residencies, split_chunks, waiting_steps
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
@@ -10,7 +10,6 @@ from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
 from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
 
 __all__ = [
-    "BLOCK_STEPS",
     "NATURAL",
     "NEARLY_WHOLE",
     "WHOLE",

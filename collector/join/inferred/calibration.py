@@ -1,18 +1,16 @@
 """What the steps of an engine teach: tokens per KV block, the share of requests that send journeys, and holes.
 
-Steps are learned in blocks, up to the next id divisible by ``BLOCK_STEPS``, and each block before its own rows are
-made: so a row does not depend on how much telemetry came in one piece.
+Steps are learned one by one in order, but what they teach is in force only from the next block boundary on (step ids
+divisible by ``block_rows``), so that a row does not depend on how much telemetry came in one piece.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 
 from collector.identity import EngineFacts
 from collector.join.window import Cells
@@ -22,8 +20,8 @@ from .steps import StepView
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 
-BLOCK_STEPS = 256
-_REMEMBERED_STEPS = 2500.0
+_DECAY = 0.8
+"""Of what a block taught, per block: some 5000 steps are remembered."""
 _COMPLETE_SHARE = 0.97
 """Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up.
 
@@ -48,48 +46,53 @@ class Sums(msgspec.Struct):
     prompt_tokens: Amount = 0.0
     computed_tokens: Amount = 0.0
 
-    def after(self, block: Sums) -> Sums:
-        """These decayed by the steps of a block, and what the block adds."""
-        kept = math.exp(-block.steps / _REMEMBERED_STEPS)
-        return Sums(*(kept * old + new for old, new in zip(astuple(self), astuple(block), strict=True)))
+    def fold(self, other: Sums) -> None:
+        """Decay, then add a block."""
+        for name in self.__struct_fields__:
+            setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
 
 
 @dataclass(slots=True)
 class EngineCalibration:
-    """What the steps of an engine teach: decayed sums over them.
+    """What the steps of an engine teach: decayed sums over whole blocks of them, and the block under way.
 
     Attributes:
         facts: what its configuration says.
+        learned: whether a whole block has passed.
         kv_block_tokens: ``BlockStored.block_size``; 0 while there is none.
     """
 
     facts: EngineFacts
+    learned: bool = False
     sums: Sums = field(default_factory=Sums)
     kv_block_tokens: float = 0.0
+    _block: Sums = field(default_factory=Sums)
 
     def learn(self, view: StepView, *, idle: bool) -> None:
-        """Take the steps of a block; of a part of it, where what comes next is not waited for.
+        """Take passed steps of one block.
 
         While the engine is ``idle``, requests may run whose journeys will come: that none are here says nothing of how
         many are sent.
         """
-        steps, seen, matched, snapped = view.steps, view.seen, view.matched, view.snapped
-        busy = seen & (steps["scheduled_tokens"] > 0)
+        block, steps, seen = self._block, view.steps, view.seen
+        block.steps += len(steps)
+        block.holes += int(np.count_nonzero(~seen))
+        busy, matched, snapped = seen & (steps["scheduled_tokens"] > 0), view.matched, view.snapped
         told = busy & matched if idle else busy
+        block.rebuilt_requests += float(view.requests @ told)
+        block.summary_requests += float((steps["prefill_requests"] + steps["decode_requests"]) @ told)
         same = busy & (view.prefill_requests == steps["prefill_requests"])
+        block.prompt_tokens += float(view.prefill_tokens @ same)
+        block.computed_tokens += float(steps["prefill_tokens"] @ same)
         exact = busy & (steps["prefill_requests"] == 0) & (matched | snapped)
         context = np.where(snapped, view.cells["snapshot_context_tokens"], view.context_tokens)
-        block = Sums(
-            context_tokens=float(context @ exact),
-            blocks=float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact),
-            rebuilt_requests=float(view.requests @ told),
-            summary_requests=float((steps["prefill_requests"] + steps["decode_requests"]) @ told),
-            steps=float(len(steps)),
-            holes=float(np.count_nonzero(~seen)),
-            prompt_tokens=float(view.prefill_tokens @ same),
-            computed_tokens=float(steps["prefill_tokens"] @ same),
-        )
-        self.sums = self.sums.after(block)
+        block.context_tokens += float(context @ exact)
+        block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
+
+    def end_block(self) -> None:
+        """What the block taught is in force from here on."""
+        self.sums.fold(self._block)
+        self._block, self.learned = Sums(), True
 
     def context_by_blocks(self, steps: Cells) -> Floats:
         """Decode context from blocks in use, shape (m,); NaN while nothing is known.
@@ -121,5 +124,5 @@ class EngineCalibration:
     @property
     def step_share(self) -> float:
         """Share of steps that have a summary; 1 while that looks like all of them."""
-        steps, holes = self.sums.steps, self.sums.holes
+        steps, holes = self.sums.steps + self._block.steps, self.sums.holes + self._block.holes
         return 1.0 - holes / steps if holes > (1.0 - _COMPLETE_SHARE) * steps else 1.0

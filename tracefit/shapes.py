@@ -40,10 +40,10 @@ the size of its batches alone: all cells are of one kind, l_c is (log F_c) (r_c 
 and P is no part of d_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there is:
 T = x, s = b_C.
 
-**Monotone.** Requests are asked about by a surface that falls nowhere by chance. A prefill takes at least what smaller
-ones took. Without prefill T is fitted by isotonic regression, each cell by its w_c, but where a batch was measured to
-be faster than those before it, as multiples of four are in some kernels: by four standard errors of both (those of a
-cell are the spread of its stratum over sqrt r_c).
+**Monotone.** Requests are asked about by a surface that falls nowhere by chance. Along n T is fitted by isotonic
+regression, each cell by its w_c. Without prefill it may fall where a batch was measured to be faster than those before
+it, as multiples of four are in some kernels: by four standard errors of both (those of a cell are the spread of its
+stratum over sqrt r_c). Then a prefill takes at least what fewer tokens took among as many requests.
 
 **Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
 the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8
@@ -314,11 +314,13 @@ class StepSurface:
     def _monotone(self) -> _Nodes:
         """T where nothing falls by chance."""
         decodes, prefills = self._measured
-        along_tokens = [list(accumulate(row, max)) for row in prefills]
-        along_both = list(accumulate(along_tokens, lambda *rows: list(map(max, *rows))))
         rows = range(len(decodes))
-        weights = [self._decodes[row, -1].share if (row, -1) in self._decodes else _UNSEEN_SHARE for row in rows]
-        return _Nodes(_isotonic(decodes, weights, list(map(self._error, rows))), along_both)
+        fitted = _isotonic(decodes, _shares(self._decodes, [(row, -1) for row in rows]), list(map(self._error, rows)))
+        along_requests = [
+            _isotonic(column, _shares(self._prefills, [(row, half) for row in _OCTAVES]), [math.inf] * len(column))
+            for half, column in zip(_HALVES, zip(*prefills, strict=True), strict=True)
+        ]
+        return _Nodes(fitted, [list(accumulate(row, max)) for row in zip(*along_requests, strict=True)])
 
     def _error(self, row: int) -> float:
         """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
@@ -326,6 +328,11 @@ class StepSurface:
             return math.inf
         spread = _scatter(self._ratios(0.0, _DECODE_SIZES[row]))
         return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
+
+
+def _shares(kind: Mapping[_Place, _Seen], places: Sequence[_Place]) -> list[float]:
+    """Shares w of the cells at these places; next to none of cells without rows."""
+    return [kind[place].share if place in kind else _UNSEEN_SHARE for place in places]
 
 
 def _isotonic(values: Sequence[float], weights: Sequence[float], errors: Sequence[float]) -> list[float]:

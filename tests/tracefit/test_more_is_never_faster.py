@@ -141,7 +141,28 @@ def assert_no_first_token_before_its_step(config, prompts):
 @given(st.integers(0, 10**6))
 @settings(max_examples=8)
 def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed):
-    assert_no_first_token_before_its_step(config_of(learned(telemetry, seed, FEW)), PROMPTS)
+    """By coefficients alone: a step is told as it was measured, a request without what was slow by chance."""
+    document = learned(telemetry, seed, FEW)
+    step_time_of(document)["shape_factors"] = {}
+    assert_no_first_token_before_its_step(config_of(document), PROMPTS)
+
+
+@pytest.mark.parametrize("odd", [1, 8, 24])
+def test_a_batch_with_a_prompt_that_was_slow_by_chance_makes_no_larger_one_as_slow(odd):
+    """Four rows of one batch took twice as long; of every other there are thousands, which rise with the batch."""
+
+    def ttft_us(slow):
+        document = tree()
+        step_time = step_time_of(document)
+        step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
+        shapes = {cell_of(512, n): (n, MANY, 30_000.0 + 20.0 * n) for n in (1, 2, 4, 8, 16, 32, 64)}
+        shapes |= {cell_of(512, odd): (odd, 4.0, 60_000.0)} if slow else {}
+        step_time["shape_factors"] = {
+            name: {"factor": 1.0, "rows": rows, "usual": [512, n, 500 * n, us]} for name, (n, rows, us) in shapes.items()
+        }
+        return config_of(document).request(prompt_tokens=512, output_tokens=200, concurrency=60).ttft.us
+
+    assert ttft_us(slow=True) < 1.2 * ttft_us(slow=False)
 
 
 @pytest.mark.parametrize("scheduling", ["sync", "async"])

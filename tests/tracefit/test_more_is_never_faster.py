@@ -158,7 +158,8 @@ def test_a_batch_with_a_prompt_that_was_slow_by_chance_makes_no_larger_one_as_sl
         shapes = {cell_of(512, n): (n, MANY, 30_000.0 + 20.0 * n) for n in (1, 2, 4, 8, 16, 32, 64)}
         shapes |= {cell_of(512, odd): (odd, 4.0, 60_000.0)} if slow else {}
         step_time["shape_factors"] = {
-            name: {"factor": 1.0, "rows": rows, "usual": [512, n, 500 * n, us]} for name, (n, rows, us) in shapes.items()
+            name: {"factor": 1.0, "rows": rows, "usual": [512, n, 500 * n, us]}
+            for name, (n, rows, us) in shapes.items()
         }
         return config_of(document).request(prompt_tokens=512, output_tokens=200, concurrency=60).ttft.us
 

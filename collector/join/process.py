@@ -133,13 +133,14 @@ class EngineProcess:
     def _decide_scheduling(self, told: int, overlapping: int, *, waited: bool) -> None:
         """Decide it by how many steps tell it and in how many it overlaps, or by few that have ``waited``.
 
-        Where hardly a step tells it, it is what the configuration says.
+        Where hardly a step tells it, it is what was decided, or what the configuration says.
         """
         asynchronous, fact = 2 * overlapping > told, self.calibration.facts.get("async_scheduling")
-        if told < _VOTES_MIN and isinstance(fact, bool):
-            asynchronous = fact
-        elif told < _VOTES_MIN and not (self.has_journeys and waited):
-            return
+        if told < _VOTES_MIN:
+            is_said = isinstance(fact, bool)
+            if self.scheduling is not Scheduling.UNKNOWN or not (is_said or (self.has_journeys and waited)):
+                return
+            asynchronous = bool(fact) if is_said else asynchronous
         self.scheduling = Scheduling.ASYNC if asynchronous else Scheduling.SYNC
 
     # --- in ---------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collector.decode import Export, Telemetry
 from collector.decode.pages import ScrapedPage
 from collector.decode.vocabulary import TIME_MAX
 from collector.join import CheckpointError, Joiner, Rows
+from collector.join.emitter import Scheduling
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, RowOutcome, Target
 from tests.collector.join.pages.test_scrape_windows import SimulatedEngine
@@ -15,8 +16,8 @@ from tests.support.clocks import T0_NS
 from tests.support.pipelines import new_pipeline, replayed, restarted
 from tests.support.recordings import otlp_file, recording
 from tests.support.step_exports import make_export
-from tests.support.toy_engine import UNIX_NS
-from tests.support.toy_spans import stock_of
+from tests.support.toy_engine import UNIX_NS, Job, many_jobs, run_engine
+from tests.support.toy_spans import exports_of, pieces, stock_of
 
 SETTINGS = Config()
 
@@ -145,3 +146,19 @@ def test_what_is_no_checkpoint_is_refused(before, damage):
     damage(plain)
     with pytest.raises(CheckpointError):
         Joiner.from_checkpoint(plain, SETTINGS)
+
+
+def test_how_an_engine_schedules_is_not_decided_anew_by_the_few_stamps_behind_a_restart():
+    """Its requests are long, so that its first steps are used before any of them ends."""
+    long = [Job(f"long {i}", 200, 3000, queued_step=1000 + 1000 * i) for i in range(5)]
+    run = run_engine(many_jobs(60) + long, asynchronous=True)
+    exports, settings = exports_of(pieces(run, apis=False), 1), {"join_timeout_s": 5.0}
+    before = new_pipeline(**settings)
+    for export in exports[:-40]:
+        before.process([export])
+    after = restarted(before, **settings)
+    for export in exports[-40:]:
+        after.process([export])
+    (engine,) = after.joiner.engines.values()
+    assert engine.process.learned_to > 0
+    assert engine.scheduling is Scheduling.ASYNC

@@ -36,14 +36,14 @@ logarithm of its published factor, in its middle.
 
 Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and with prefill
 T = x. Of requests that are rows hardly one is without prefill. So where they are enough (step_model.py), each tells of
-the size of its batches alone: all cells are of one kind, l_c is (log F_c) (r_c + 8) / r_c, as before F_c was shrunk,
-and P is no part of d_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there is:
-T = x, s = b_C.
+the size of its batches alone: all cells are of one kind, P is no part of d_c, and l_c is what it was before F_c was
+shrunk, (log F_c) (r_c + 8) / r_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all
+there is: T = x, s = b_C.
 
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. Along n T is fitted by isotonic
-regression, each cell by its w_c. Without prefill it may fall where a batch was measured to be faster than those before
-it, as multiples of four are in some kernels: by four standard errors of both (those of a cell are the spread of its
-stratum over sqrt r_c). Then a prefill takes at least what fewer tokens took among as many requests.
+regression, each cell weighed by its w_c. Without prefill it may fall where a batch was measured to be faster than those
+before it by four standard errors of both, as multiples of four are in some kernels. The standard error of a cell is the
+spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests.
 
 **Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
 the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8

@@ -38,8 +38,8 @@ ends its connection."""
 POLL_S = 0.02
 """How often sockets and memory are looked at; a local publisher sends 20 MB meanwhile."""
 REOPEN_S = 1.0
-"""How long the sockets stay closed where memory is over its limit, since who fills it begins anew as soon as it can;
-and how often connections that have ended are made anew."""
+"""How long the sockets stay closed where memory is over its limit: who fills it begins anew as soon as it can. It is
+also how often connections that have ended are made anew."""
 HEARTBEAT_MS = 20_000
 """How often libzmq asks whether a publisher is still there, which may be gone without a word."""
 _RECONNECT_MS = 1_000

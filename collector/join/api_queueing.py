@@ -11,14 +11,17 @@ uniform on (0, s): the API's own time is the lower end of a uniform distribution
     api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
 
 (variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Prefill then tells the
-steps that were handed over before it came. With d what a step of the batch that it met takes by ``step_time``, and e
-what the experts cost that only a step with a prompt touches, half of the longest third of prompts, of which their
-tokens are most, have (prefill - b P - e) / d above 1.5 where one is scheduled ahead, and around 1 where none is. Their
-own pace is no d: it has the prompts of others, too. Prompts that take several steps are left out. Where prefills of the
-shortest or of the longest third differ from b P + e + (1 + a) d by a quarter in the median, as where any prompt costs a
-time of its own, coefficients of means do not have what prompts cost: nothing is usable. Of a page, a window in which
-requests ended says the same of their means, by their pace, for it tells of no batch, and w where it was one. Where
-spans tell neither, a request gets its first token after
+steps that were handed over before it came:
+
+    waited = (prefill - b P - e) / d        d: time of a step of the batch that it met, by ``step_time``
+                                            e: what the experts cost that only a step with a prompt touches
+
+The median of ``waited`` over the longest third of prompts is above 1.5 where a step is scheduled ahead, else around 1:
+their tokens say most of b P. Their own pace is no d: it has the prompts of others, too. Prompts that take several steps
+are left out. Where prefills of the shortest or of the longest third differ from b P + e + (1 + a) d by a quarter in the
+median, as where any prompt costs a time of its own, coefficients of means lack what prompts cost: nothing is usable. Of
+a page, a window in which requests ended says the same of their means, by their pace, for it tells of no batch, and w
+where it was one. Where spans tell neither, a request gets its first token after
 
     T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
 

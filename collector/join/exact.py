@@ -35,8 +35,8 @@ def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
 def done_stamps(steps: Cells, cells: Cells) -> Stamps:
     """The boundaries 1..m-2 that m consecutive steps stamp (the edges lack a neighbour): when the step before was done.
 
-    Where nobody tells that, it had no tokens, or there was a pause that no step took, it is when the next step begins;
-    also of a first one, where nobody tells either when it was done.
+    In its place stands when the next step begins, where nobody tells when the one before was done, where that had no
+    tokens, and after a pause that no step took. A first step begins so, too, where nobody tells when it was done.
     """
     at, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
     seen, empty = cells["seen"], steps["scheduled_tokens"] == 0

@@ -13,8 +13,6 @@ from collector.telemetry.reasons import Skip
 from tests.support.kv_batches import FIELDS, TS_S, batch, named, payload, stored
 from tests.support.pipelines import by_label
 
-SEQ = (7).to_bytes(8, "big")
-
 EVENTS = [
     stored(3),
     stored(2, 64, "CPU", []),

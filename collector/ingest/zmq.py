@@ -247,7 +247,7 @@ class Subscriber(Generic[T]):
                 self._metrics.merge(self._accept(subscription))
                 if is_due and subscription.connect_again():
                     self._metrics.add(table.MESSAGES, 1, key, Skip.UNDECODABLE)
-                    _log.warning("%s: %s sent a frame of over 32 MiB, or no ZMQ at all", key, subscription.address)
+                    _log.warning("%s: %s sent a frame of over 32 MiB, or is no publisher", key, subscription.address)
                 await asyncio.sleep(0)
             if self._queued > self._feed.queue_max // 4:
                 self._notify()

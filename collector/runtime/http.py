@@ -348,7 +348,7 @@ class HttpClient:
                 _check_head(response, bytes_max)
                 async for part in response.content.iter_any():
                     if body.tell() + len(part) > bytes_max:
-                        raise FetchError("too_large")
+                        raise _too_large(bytes_max)
                     body.write(part)
         except TimeoutError:
             raise FetchError("unreachable", f"no answer within {self._timeout_s:g} s") from None
@@ -368,6 +368,10 @@ def _check_head(response: aiohttp.ClientResponse, bytes_max: int) -> None:
         outcome = "unauthenticated" if response.status in _UNAUTHENTICATED else "refused"
         raise FetchError(outcome, f"status {response.status} {response.reason}", response.status)
     if response.headers.get("Content-Encoding", _PLAIN) != _PLAIN:  # though nobody asked for it
-        raise FetchError("unexpected")
+        raise FetchError("unexpected", "a packed body")
     if (response.content_length or 0) > bytes_max:
-        raise FetchError("too_large")
+        raise _too_large(bytes_max)
+
+
+def _too_large(bytes_max: int) -> FetchError:
+    return FetchError("too_large", f"larger than {bytes_max >> 20} MiB")

@@ -112,6 +112,8 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
     for name, words in {
         "cut": "unexpected: corrupt state file",
         "newer": f"unexpected: state version {VERSION + 1} is not {VERSION}",
+        "large": "too_large: larger than",
+        "lies": "too_large: larger than",
         "moved": "refused: status 301",
         "young": "nothing_yet: status 503",
         "state": "refused: status 404 Not Found; is pages_state on there?",

@@ -143,13 +143,6 @@ def smallest_step(cell: str) -> tuple[float, float] | None:
     return None if found is None else (float(found[2] or 0.0), float(found[1]))
 
 
-def octaves_apart(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Of two steps, in prefill tokens and in requests, together; infinite if only one has a prompt."""
-    if (one[0] > 0.0) != (other[0] > 0.0):
-        return math.inf
-    return sum(abs(_log2(a) - _log2(b)) for a, b in zip(one, other, strict=True))
-
-
 _Place = tuple[int, int]
 """Of a cell among the middles: of requests, and of prefill tokens; -1 without prefill."""
 
@@ -232,6 +225,7 @@ class StepSurface:
         told = (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
         self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
+        self._nearest: dict[str, Ratios] = {}
         context_us = target.context_us_per_token if told else None
         self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
         decodes: dict[_Place, _Seen] = {}
@@ -269,9 +263,12 @@ class StepSurface:
 
     def _ratios(self, prefill_tokens: float, requests: float) -> Ratios:
         """p10 and p90 of a stratum, or of the nearest of its kind that has them, or of all."""
-        strata = self._interval.strata
-        names = (stratum_name(prefill_tokens, requests * 2.0**octaves) for octaves in _NEAREST_FIRST)
-        return next((strata[name] for name in names if name in strata), self._interval.pooled)
+        stratum, strata = stratum_name(prefill_tokens, requests), self._interval.strata
+        if stratum not in self._nearest:
+            sizes = (max(requests, 1.0) * 2.0**octaves for octaves in _NEAREST_FIRST)
+            names = (stratum_name(prefill_tokens, size) for size in sizes)
+            self._nearest[stratum] = next((strata[name] for name in names if name in strata), self._interval.pooled)
+        return self._nearest[stratum]
 
     def _seen(self, place: _Place, shape: Shape) -> _Seen | None:
         """What the rows of a cell say; None where that cannot be."""
@@ -287,7 +284,7 @@ class StepSurface:
             tokens, ratio = 0.0, min(max(shape.factor, 0.0), _RATIO_MAX) ** (1.0 / share)
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
             return None
-        return _Seen(_log2(requests), _log2(tokens), math.log(ratio), rows, share)
+        return _Seen(log2(requests), log2(tokens), math.log(ratio), rows, share)
 
     @cached_property
     def _measured(self) -> _Nodes:
@@ -305,7 +302,7 @@ class StepSurface:
     def _us(self, place: _Place, kind: Mapping[_Place, _Seen]) -> float:
         """T at the middle of a cell."""
         tokens, requests = _middle(place)
-        log_ratio = _beside(kind.values(), math.log2(requests), _log2(tokens))
+        log_ratio = _beside(kind.values(), math.log2(requests), log2(tokens))
         if (seen := kind.get(place)) is not None:
             log_ratio += seen.share * (seen.log_ratio - log_ratio)
         return self._coefficients.step_us(tokens, requests) * math.exp(log_ratio)
@@ -377,6 +374,6 @@ def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:
     return weighted / total if total > 0.0 else 0.0
 
 
-def _log2(number: float) -> float:
+def log2(number: float) -> float:
     """Of prefill tokens or requests, from 1 on; below zero where there are none."""
     return math.log2(number) if number > 1.0 else 0.0 if number > 0.0 else -1.0

@@ -32,8 +32,8 @@ from .shapes import (
     Band,
     Coefficients,
     StepSurface,
+    log2,
     middle_of,
-    octaves_apart,
     unsure,
 )
 
@@ -90,7 +90,7 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
         self._model_is_known = "model" in config.facts
-        self._seen_steps = [step for step in map(middle_of, target.cells) if step is not None]
+        self._seen_octaves = {self._octaves(*step) for step in map(middle_of, target.cells) if step is not None}
         self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
         values = {each.name: each.value for each in self.model.coefficients}
@@ -126,16 +126,16 @@ class StepModel:
             name: low <= value <= high
             for name, value, (low, high) in zip(FEATURES[1:], step, self._bounds, strict=True)
         }
-        inside["shape"] = not self._seen_steps or self._octaves_from_seen(prefill_tokens, requests) <= 1.0
+        tokens, batch = self._octaves(prefill_tokens, requests)
+        near = (abs(tokens - of_seen) + abs(batch - seen) <= 1.0 for of_seen, seen in self._seen_octaves)
+        inside["shape"] = not self._seen_octaves or any(near)
         inside["max_num_seqs"] = requests <= self.requests_max
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
         return tuple(name for name, is_so in inside.items() if not is_so)
 
-    def _octaves_from_seen(self, prefill_tokens: float, requests: float) -> float:
-        """To the nearest step that was seen. Of means, which hardly ever have no prefill, only the requests count."""
-        if self.of_means:
-            return min(octaves_apart((0.0, requests), (0.0, seen)) for _, seen in self._seen_steps)
-        return min(octaves_apart((prefill_tokens, requests), step) for step in self._seen_steps)
+    def _octaves(self, prefill_tokens: float, requests: float) -> tuple[float, float]:
+        """Of a step's tokens and requests. Of means, which hardly ever have no prefill, only the requests count."""
+        return 0.0 if self.of_means else log2(prefill_tokens), log2(requests)
 
     def budget_of(self, requests: float) -> float:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""

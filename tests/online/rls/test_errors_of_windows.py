@@ -64,9 +64,12 @@ def test_intervals_of_90_per_cent_cover():
     assert np.mean(inside) >= 0.85
 
 
-def test_rows_of_single_steps_bring_the_learners_own_error_bars_back():
-    found = features_of(learned(windows(100, 4), windows(100, 5, quality=Quality.STEPS, from_s=10**9 + 1000)))
-    assert found["intercept"].stderr < 0.02 * found["intercept"].coefficient
+def test_rows_of_single_steps_bring_the_learners_own_error_bars_back_also_in_a_merge():
+    parts = windows(100, 4), windows(100, 5, quality=Quality.STEPS, from_s=10**9 + 1000)
+    one, other = map(learned, parts)
+    one.merge(other)
+    for found in map(features_of, (learned(*parts), one)):
+        assert found["intercept"].stderr < 0.02 * found["intercept"].coefficient
 
 
 def test_merged_windows_have_the_error_bars_of_windows():

@@ -9,6 +9,7 @@ import shutil
 import socket
 import ssl
 import threading
+import time
 
 import pytest
 
@@ -211,6 +212,25 @@ def test_every_address_behind_a_name_is_a_server_of_its_own():
     both = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     for expected in (both, both, both[1:]):  # what it gave before stays
         assert [target.server for target in targets.find_targets()] == expected
+
+
+def test_a_fault_of_ours_ends_no_asking_and_a_server_that_is_gone_is_asked_no_more(monkeypatch):
+    monkeypatch.setattr("collector.ingest.scrape.REFRESH_S", 0.05)
+    monkeypatch.setattr("collector.ingest.scrape.BACKOFF_MAX_S", 0.05)
+    monkeypatch.setattr("collector.ingest.scrape.parse_page", lambda _: 1 // 0)
+    with PageServer(lambda *_: (200, {}, PAGE)) as server:
+        targets, io = [ScrapeTarget(server.url)], IoLoop()
+        monkeypatch.setattr(TargetList, "find_targets", lambda _: targets.copy())
+        scraper = Scraper(config_of(server.url), SystemClock(), io)
+        scraper.start()
+        eventually(lambda: [path for path, _ in server.asked].count("/metrics") > 2)
+        targets.clear()
+        eventually(lambda: not scraper.servers)
+        asked = len(server.asked)
+        time.sleep(0.3)
+        scraper.stop()
+        io.close()
+    assert len(server.asked) <= asked + 1
 
 
 def test_the_number_of_servers_is_bounded(monkeypatch):

@@ -57,6 +57,18 @@ def test_the_one_term_that_explains_what_moved_is_named(factors, term):
     assert config.term == term
 
 
+def test_prefill_is_not_said_to_be_as_it_was_where_that_is_not_known():
+    def slower(configs):
+        step_time = configs[0]["targets"]["step_time"]["models"]["portable"]
+        step_time.pop("covariance", None)
+        for feature in features_in(configs):
+            feature["coefficient"] *= 1.4
+            feature["stderr"] *= 1000.0 if feature["name"] == "prefill_tokens" else 1.0
+
+    (config,) = BEFORE.diff(after(slower)).configs
+    assert config.term == ""
+
+
 def test_no_term_that_explains_nothing_is_named():
     def other(configs):
         for feature, factor in zip(features_in(configs), (2.3, 39.0, 50.0, 77.0), strict=True):

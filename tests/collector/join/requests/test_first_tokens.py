@@ -62,6 +62,14 @@ def test_experts_that_only_a_step_with_a_prompt_touches_are_no_step_scheduled_ah
     assert (found.step_ahead_us is not None) == bool(ahead)
 
 
+@pytest.mark.parametrize("third", [0, 1, 2])
+def test_the_shortest_or_the_longest_prompts_that_take_much_less_than_told_are_a_doubt(third):
+    """Those in the middle are none: what they take is between what both ends do."""
+    prefills_us = [(100.0 * (n + 10) + 1_000.0) * (6.0 if n // 30 == third else 10.0) for n in range(90)]
+    arrivals = [BusyArrival(9_000.0, 10_000.0, 10.0 * (n + 10), prefill_us=us) for n, us in enumerate(prefills_us)]
+    assert bool(found_of(arrivals, 100.0, known=True).doubts) == (third != 1)
+
+
 def published_by(payloads):
     return only_config(replayed([Export(payload, "peer", "test", 1) for payload in payloads]))
 

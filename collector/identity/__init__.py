@@ -1,4 +1,4 @@
-"""Who is this: facts, rules, sheets and discovery make the identity of a configuration."""
+"""Who is this: facts, rules and sheets make the identity of a configuration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes in, in one loop: OTLP over gRPC and HTTP, KV events, scraped pages; access; the queue to the worker."""
+"""Bytes in, in one loop: OTLP over gRPC and HTTP, KV events, pages, discovery; access; the queue to the worker."""
 
 from __future__ import annotations
 

@@ -229,6 +229,7 @@ class EngineProcess:
             self._pass_blocks(first + final, liveness)
             if liveness is Liveness.OVER and first + final < window.newest_step:
                 self._engine.count(RowDrop.INCOMPLETE)
+                self._count_passed(max(self.learned_to, window.base), stop)
                 self.emitted_to, self.learned_to = window.newest_step, stop
 
     def _view(self, first: int, stop: int) -> StepView:
@@ -365,7 +366,7 @@ class EngineProcess:
         engine.count(JoinEvent.MISSING, int(np.count_nonzero(~cells["seen"])))
         excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
         if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
-            self._engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
+            engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
     def _request_rows(self, liveness: Liveness) -> list[TargetRows]:
         """Of requests whose steps have left: with their API span, or when that is not to be expected any more."""

@@ -304,8 +304,8 @@ def _queueing_us(config: ConfigSnapshot, alpha: str, prompt_us: float, notes: li
     """
     features = _features(config, "api_queueing")
     queueing_us = prompt_us + (_value(features, "api_queueing", "intercept") if features else 0.0)
-    if tokens := _mean_of(features, "prompt_tokens"):
-        slope = _value(features, "api_queueing", "prompt_tokens")
+    tokens = _mean_of(features, "prompt_tokens")
+    if tokens and (slope := _value(features, "api_queueing", "prompt_tokens")) > 0.0:
         queueing_us += slope * tokens
         notes.append(f"api_queueing prompt_tokens: {slope!r} µs/token is in alpha[0] at the mean of {tokens:.1f}")
     responses = _features(config, "first_response") if alpha == "effective" else {}

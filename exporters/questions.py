@@ -254,7 +254,7 @@ class Answer(NamedTuple):
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
             ranges |= {name: "unknown" for name, limit in limits.items() if limit is None}
             names = (f"{name} ({ranges[name]})" if name in ranges else name for name in self.at.extrapolated)
-            yield "outside of what was learned from", ", ".join(names)
+            yield f"{'' if self.at.usable else 'not usable, '}outside of what was learned from", ", ".join(names)
         if isinstance(self.at, RequestEstimate) and self.config.missing:
             yield "not in these times, since nothing was learned of it", ", ".join(self.config.missing)
 

@@ -238,7 +238,7 @@ async def _until_readable(listener: socket.socket) -> None:
 def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpServer:
     """A server of pages, which answers requests without a body.
 
-    A page is made in a thread: rendering takes up to 20 ms, and exports that come meanwhile are acknowledged.
+    A page is made in a thread, and exports that come meanwhile are acknowledged.
     """
 
     async def handle(request: web.BaseRequest) -> web.Response:

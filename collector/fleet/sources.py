@@ -65,7 +65,6 @@ def _look_at(source: str, resolve: Resolve) -> list[StateSource]:
 
 
 STATE_BYTES_MAX = 1 << 30
-TOO_LARGE = "larger than 1 GiB"
 TIMEOUT_S = 10.0
 """Longest time for one state."""
 CONNECTIONS = 16

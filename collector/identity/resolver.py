@@ -14,6 +14,7 @@ from __future__ import annotations
 import enum
 import fnmatch
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -274,17 +275,17 @@ def read_architecture(path: Path) -> dict[str, Fact]:
 
 
 def read_json(path: Path) -> Any:
-    """A JSON file.
+    """A JSON file, also with the infinite numbers that models have in theirs.
 
     Raises:
         ValueError: it cannot be read, or is not JSON.
     """
     try:
-        return msgspec.json.decode(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"{path.name} cannot be read: {error.strerror}") from None
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path.name} is not JSON: {str(error) or type(error).__name__}") from None
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 _DISCOVERED_MAX = 1024

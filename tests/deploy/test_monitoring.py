@@ -105,7 +105,7 @@ def links(part):
 CONFIG = "0f3c52aa9b1e"
 
 
-MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.0, concurrency=7.0, running=7.0, itl_us=41e3, ttft_us=310e3)
+MIX = WorkloadProfile(400.0, 247.0, prefix_hit=0.0, concurrency=20.0, running=20.0, itl_us=41e3, ttft_us=310e3)
 
 
 def an_hour(growth=0):

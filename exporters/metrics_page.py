@@ -301,9 +301,6 @@ class _Families(Collector):
             yield family
 
 
-def render_metrics(
-    own: Collector, snapshot: Snapshot | None, advisory: Advisory | None = None, now_unix_nano: int = 0
-) -> bytes:
-    """The page for one scrape: of the newest snapshot, as :func:`snapshot_families`, and of the process's metrics."""
-    shown = () if snapshot is None else snapshot_families(snapshot, advisory, now_unix_nano)
-    return generate_latest(_Families(chain(shown, own.collect())))
+def render_metrics(families: Iterable[Metric]) -> bytes:
+    """Text for one scrape: of a snapshot, as :func:`snapshot_families`, or of the process's metrics."""
+    return generate_latest(_Families(families))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -19,7 +19,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
 from exporters.blis import ALPHAS, BlisError, export
-from exporters.metrics_page import render_metrics
+from exporters.metrics_page import render_metrics, snapshot_families
 from exporters.questions import answer_query
 from exporters.what_if import Advisory
 from online import ConfigSnapshot, Snapshot
@@ -31,6 +31,8 @@ YAML = "application/yaml"
 STATE = "application/octet-stream"
 _ALLOWED = "GET, HEAD"
 _NOT_STORED = (("Cache-Control", "no-store"),)
+_KEPT_NS = 5_000_000_000
+"""How long metrics of one generation are shown as they are: rendering takes a millisecond a configuration."""
 RETRY_AFTER_S = 5
 """A first snapshot is due about this soon after the first telemetry (vLLM's exporter flushes every 5 s)."""
 
@@ -148,11 +150,8 @@ def make_routes(
 
         return answer
 
-    def answer_metrics(_: Request) -> Response:
-        return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, render_metrics(own, source(), advisory, unix_nano()))
-
     routes: dict[str, Handler] = {
-        "/metrics": answer_metrics,
+        "/metrics": _metrics(source, own, unix_nano, advisory),
         "/healthz": lambda _: answer_probe(alive),
         "/readyz": lambda _: answer_probe(ready),
         "/snapshot": of_snapshot(lambda snapshot, _: document(snapshot.to_json(), JSON)),
@@ -167,6 +166,24 @@ def make_routes(
     if state is not None:
         routes["/state"] = lambda _: nothing_yet() if (learned := state()) is None else document(learned, STATE)
     return routes
+
+
+def _metrics(
+    source: Callable[[], Snapshot | None], own: Collector, unix_nano: Callable[[], int], advisory: Advisory | None
+) -> Handler:
+    """Metrics of the newest snapshot, rendered once however many ask, and of the process."""
+
+    @lru_cache(maxsize=1)
+    def of_newest(_generation: int | None, tick: int) -> bytes:
+        snapshot = source()
+        return b"" if snapshot is None else render_metrics(snapshot_families(snapshot, advisory, tick * _KEPT_NS))
+
+    def answer(_: Request) -> Response:
+        snapshot = source()
+        learned = of_newest(None if snapshot is None else snapshot.generation, unix_nano() // _KEPT_NS)
+        return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, learned + render_metrics(own.collect()))
+
+    return answer
 
 
 def _one_config(snapshot: Snapshot, request: Request) -> Response:

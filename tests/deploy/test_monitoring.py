@@ -3,13 +3,14 @@
 import json
 import re
 import subprocess
+from itertools import chain
 
 import yaml
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
-from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, render_metrics
+from exporters.metrics_page import FAMILIES, PAGE_FAMILIES, render_metrics, snapshot_families
 from exporters.what_if import Advisory, WorkloadProfile
 from tests.conftest import find_tool
 from tests.support import exporter_cases as cases
@@ -120,7 +121,9 @@ def an_hour(growth=0):
         else:
             own.set(table.FLEET_SOURCES, 3, "merged")
         advisory = Advisory(lambda _: MIX, (50.0,))
-        page = render_metrics(own.registry, serving, advisory, cases.CREATED_UNIX_NANO)
+        page = render_metrics(
+            chain(snapshot_families(serving, advisory, cases.CREATED_UNIX_NANO), own.registry.collect())
+        )
         for family in text_string_to_metric_families(page.decode()):
             step = growth if family.type in {"counter", "histogram", "summary"} else 0
             for sample in family.samples:

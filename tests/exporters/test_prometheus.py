@@ -6,7 +6,6 @@ from collections import Counter
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import tracefit
@@ -185,7 +184,7 @@ def test_without_a_load_there_is_a_verdict_and_no_advice():
 
 def test_an_engine_that_falls_silent_has_no_verdict_although_no_generation_came_since():
     now, then = (
-        render_metrics(CollectorRegistry(), cases.snapshot(), advised(), cases.CREATED_UNIX_NANO + later)
+        render_metrics(snapshot_families(cases.snapshot(), advised(), cases.CREATED_UNIX_NANO + later))
         for later in (0, 11 * 60 * 10**9)
     )
     assert b"\ntracefit_usable{" in now

@@ -29,8 +29,8 @@ from collector.identity import ConfigResolver
 from collector.ingest import (
     BATCH_S,
     AdmissionQueue,
+    ExportConsumer,
     Forwarder,
-    Intake,
     TokenFile,
     read_credentials,
 )
@@ -231,7 +231,7 @@ class Sidecar:
     def _make_receivers(self, clock: Clock) -> tuple[OtlpGrpcReceiver, HttpServer | None]:
         config = self.config
         tls, tokens = read_credentials(config, clock)
-        intake = Intake(
+        consumer = ExportConsumer(
             self.queue,
             self.metrics,
             self._memory.guard,
@@ -241,11 +241,11 @@ class Sidecar:
         )
         grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
         credentials = tls.grpc_credentials() if tls is not None else None
-        grpc = OtlpGrpcReceiver(config, intake, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials)
+        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials)
         if not config.listen_http:
             return grpc, None
         context = tls.context() if tls is not None else None
-        return grpc, make_http_receiver(config, intake, grace_s=grace_s, tokens=tokens, tls=context, io=self._io)
+        return grpc, make_http_receiver(config, consumer, grace_s=grace_s, tokens=tokens, tls=context, io=self._io)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config

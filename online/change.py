@@ -177,7 +177,7 @@ class ChangeMonitor(Stateful):
         all_rows, prefill, windows: the tests.
         usual_window, window_count: mean of log(y / x beta) of the windows since the last change, and how many came.
         engines: the levels of those that sent rows lately.
-        calm: what rows took when no change was in sight last.
+        reference: what rows took when no change was in sight last.
         search: for the term that moved.
         gain: new time per old time of the last confirmed change.
         confirmed: how many there were.
@@ -189,7 +189,7 @@ class ChangeMonitor(Stateful):
     """
 
     SAVED = (
-        *("all_rows", "prefill", "windows", "usual_window", "window_count", "engines", "calm", "search", "gain"),
+        *("all_rows", "prefill", "windows", "usual_window", "window_count", "engines", "reference", "search", "gain"),
         *("confirmed", "last_ns", "began_ns", "within_ns", "of_prefill", "term", "added"),
     )
 
@@ -198,7 +198,7 @@ class ChangeMonitor(Stateful):
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, FEW_ROWS)
         self.windows, self.engines = ChangeTest(detector, NOISE_ROWS), Engines(len(names))
         self.usual_window, self.window_count = 0.0, 0
-        self.calm, self.search = Reference(len(names)), TermSearch(len(names))
+        self.reference, self.search = Reference(len(names)), TermSearch(len(names))
         self.gain, self.confirmed = 1.0, 0
         self.last_ns = self.began_ns = self.within_ns = 0
         self.of_prefill, self.term, self.added = False, "", 0.0
@@ -219,7 +219,7 @@ class ChangeMonitor(Stateful):
         if not known.any():
             return None
         if not (self.all_rows.rises or self.prefill.rises):
-            self.calm.beta, self.calm.factors = beta.copy(), copy.deepcopy(shapes)
+            self.reference.beta, self.reference.factors = beta.copy(), copy.deepcopy(shapes)
         cell, end_ns = block.cell[known], block.end_ns[known]
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
         e = log_ratio - usual * shrinkage(shapes.rows[cell])
@@ -240,8 +240,8 @@ class ChangeMonitor(Stateful):
     def _learn_windows(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         e, is_calm = log_ratio - self.usual_window, not self.windows.rises
         if is_calm:
-            self.calm.beta, self.calm.factors = beta.copy(), ShapeFactors(len(beta))
-            self.calm.window_log_ratio = self.usual_window
+            self.reference.beta, self.reference.factors = beta.copy(), ShapeFactors(len(beta))
+            self.reference.window_log_ratio = self.usual_window
         for value in log_ratio.tolist() if is_calm else ():
             self.window_count += 1
             self.usual_window += (value - self.usual_window) / min(self.window_count, 2 * NOISE_ROWS)
@@ -269,7 +269,7 @@ class ChangeMonitor(Stateful):
         is_open, is_back = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL), abs(log_gain) < EFFECT_MIN
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
-            log_gain, self.search.reference = change.log_gain, copy.copy(self.calm)
+            log_gain, self.search.reference = change.log_gain, copy.copy(self.reference)
             self.search.rows_left = 2 * HALF_LIFE_STEPS
             self.began_ns, self.within_ns = began_ns, change.within_ns
             self.confirmed, self.of_prefill = self.confirmed + 1, change.prefill

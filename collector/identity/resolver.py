@@ -108,14 +108,14 @@ _FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
 _SPELLED_ONCE = ("vllm_version", "tensor_parallel_size")
 """Facts that a resource and discovery spell alike; a model and a GPU may have several names."""
 
-Held = dict[str, tuple[FactSource, Fact]]
+KnownFacts = dict[str, tuple[FactSource, Fact]]
 
 
 class EngineFacts:
     """Facts about one engine with their sources."""
 
     def __init__(self) -> None:
-        self._facts: Held = {}
+        self._facts: KnownFacts = {}
         self.version = 0
         """Grows with every change."""
         self.applied: tuple[object, ...] = ()
@@ -141,11 +141,11 @@ class EngineFacts:
         for name, (source, value) in other._facts.items():
             self.learn({name: value}, source)
 
-    def held(self) -> Held:
+    def known_facts(self) -> KnownFacts:
         """A copy of the facts and their sources, for :meth:`is_another_server`."""
         return dict(self._facts)
 
-    def is_another_server(self, other: Held) -> bool:
+    def is_another_server(self, other: KnownFacts) -> bool:
         """Whether this one says otherwise of itself than the other did, rather than being known better."""
         return any(
             name in IDENTITY and known[1] != value and (known[0] is source or name in _SPELLED_ONCE)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from .access import TokenFile, read_credentials
+from .consumer import ExportConsumer
 from .forward import Forwarder
-from .intake import Intake
 from .queue import BATCH_S, AdmissionQueue, QueueBatch
 
 __all__ = [
     "BATCH_S",
     "AdmissionQueue",
+    "ExportConsumer",
     "Forwarder",
-    "Intake",
     "QueueBatch",
     "TokenFile",
     "read_credentials",

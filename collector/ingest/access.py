@@ -59,7 +59,7 @@ class WatchedFiles(Generic[T]):
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             raise ConfigError(key, f"{path}: {error}") from None
 
-    def held(self) -> T:
+    def newest(self) -> T:
         """The newest that could be read; from any thread."""
         with self._lock:
             now_ns = self._clock.monotonic_ns()
@@ -86,7 +86,7 @@ class TokenFile:
         if scheme.lower() != "bearer" or not token:
             return False
         digest = _digest(token.strip().encode("utf-8", "backslashreplace"))
-        return any([hmac.compare_digest(digest, known) for known in self._digests.held()])  # noqa: C419 -- look at all
+        return any([hmac.compare_digest(digest, known) for known in self._digests.newest()])  # noqa: C419 -- look at all
 
     def _load(self) -> tuple[bytes, ...]:
         tokens = Path(self._path).read_bytes().split()
@@ -117,21 +117,21 @@ class TlsFiles:
 
     def context(self) -> ssl.SSLContext:
         """For a server's socket: every handshake gets the newest material."""
-        outer = self._material.held().context
+        outer = self._material.newest().context
 
         def renew(handshake: ssl.SSLObject, _name: str | None, _outer: ssl.SSLContext) -> None:
-            handshake.context = self._material.held().context
+            handshake.context = self._material.newest().context
 
         outer.sni_callback = renew  # called at every ClientHello, with a name or without
         return outer
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """Server credentials that follow the files."""
-        given = self._material.held()
+        given = self._material.newest()
 
         def newer() -> grpc.ServerCertificateConfiguration | None:
             nonlocal given
-            before, given = given, self._material.held()
+            before, given = given, self._material.newest()
             return None if given is before else given.configuration
 
         return grpc.dynamic_ssl_server_credentials(

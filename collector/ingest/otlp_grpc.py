@@ -25,8 +25,8 @@ from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
 from .budget import Receiving
+from .consumer import ExportConsumer
 from .forward import METHODS
-from .intake import Intake
 from .status import Answer, answer
 
 METHOD = METHODS[Signal.TRACES]
@@ -55,8 +55,8 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 class _ExportHandler(grpc.GenericRpcHandler):
     """Routes the methods we serve; grpcio answers UNIMPLEMENTED to all others."""
 
-    def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
-        self._intake = intake
+    def __init__(self, consumer: ExportConsumer, tokens: TokenFile | None) -> None:
+        self._consumer = consumer
         self._tokens = tokens
         self._methods: dict[Signal, grpc.RpcMethodHandler[bytes, bytes]] = {
             signal: grpc.stream_unary_rpc_method_handler(partial(self._export, signal)) for signal in Signal
@@ -65,7 +65,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The handler of a method, None if it is not ours."""
         method = handler_call_details.method
-        served = {METHOD: Signal.TRACES} if not self._intake.passes_on else _SIGNALS
+        served = {METHOD: Signal.TRACES} if not self._consumer.passes_on else _SIGNALS
         return self._methods[served[method]] if method in served else None
 
     async def _export(self, signal: Signal, _messages: AsyncIterator[bytes], context: _Context) -> bytes:
@@ -78,15 +78,15 @@ class _ExportHandler(grpc.GenericRpcHandler):
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
         if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
-            self._intake.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
+            self._consumer.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
             return answer(Outcome.UNAUTHENTICATED)
 
         async def read(receiving: Receiving) -> bytes | Answer:
             message = await receiving.read(context.read())
             return message if isinstance(message, bytes) else answer(Outcome.INCOMPLETE)  # the call ended without one
 
-        peer, size_bytes = context.peer(), self._intake.message_bytes_max
-        return await self._intake.receive(signal, Transport.GRPC, peer, size_bytes, read)
+        peer, size_bytes = context.peer(), self._consumer.message_bytes_max
+        return await self._consumer.receive(signal, Transport.GRPC, peer, size_bytes, read)
 
 
 def _authorization(context: _Context) -> str | None:
@@ -100,7 +100,7 @@ class OtlpGrpcReceiver:
     def __init__(
         self,
         config: Config,
-        intake: Intake,
+        consumer: ExportConsumer,
         *,
         io: IoLoop,
         grace_s: float,
@@ -113,7 +113,7 @@ class OtlpGrpcReceiver:
         self._grace_s = grace_s
         self._credentials = credentials
         self._health = grpc_health.HealthServicer()
-        self._handler = _ExportHandler(intake, tokens)
+        self._handler = _ExportHandler(consumer, tokens)
         self._server: grpc.aio.Server | None = None
 
     def start(self) -> None:

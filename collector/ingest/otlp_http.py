@@ -30,8 +30,8 @@ from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TokenFile
 from .budget import Receiving
+from .consumer import ExportConsumer
 from .forward import PATHS
-from .intake import Intake
 from .status import RETRY_S, Answer, answer
 
 PATH: Final = PATHS[Signal.TRACES]
@@ -85,8 +85,8 @@ def _protobuf_of(text: bytes) -> bytes | Answer:
 class _ExportHandler:
     """Answers the requests of one endpoint; in the loop."""
 
-    def __init__(self, intake: Intake, tokens: TokenFile | None) -> None:
-        self._intake = intake
+    def __init__(self, consumer: ExportConsumer, tokens: TokenFile | None) -> None:
+        self._consumer = consumer
         self._tokens = tokens
         self._parsing = asyncio.Lock()
 
@@ -94,18 +94,18 @@ class _ExportHandler:
         """Look at the head, have the body read and taken in, and answer."""
         rejected = self._check_head(request)
         if rejected is not None:
-            self._intake.count_call(Transport.HTTP, rejected.outcome)
+            self._consumer.count_call(Transport.HTTP, rejected.outcome)
             return _reply(request, rejected)
         signal, size_bytes = _SIGNALS[_path(request)], request.content_length or 0
         if _encoding(request) == "gzip":
-            size_bytes += self._intake.message_bytes_max  # what comes out is not known before
+            size_bytes += self._consumer.message_bytes_max  # what comes out is not known before
         read = partial(self._read, request)
-        return _reply(request, await self._intake.receive(signal, Transport.HTTP, _peer(request), size_bytes, read))
+        return _reply(request, await self._consumer.receive(signal, Transport.HTTP, _peer(request), size_bytes, read))
 
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
         signal = _SIGNALS.get(_path(request))
-        if signal is None or not (signal is Signal.TRACES or self._intake.passes_on):
+        if signal is None or not (signal is Signal.TRACES or self._consumer.passes_on):
             return NOT_FOUND
         if request.method != "POST":
             return NOT_POST
@@ -116,7 +116,7 @@ class _ExportHandler:
             return NOT_OTLP
         if "Transfer-Encoding" in headers or size_bytes is None:
             return NO_LENGTH
-        if size_bytes > self._intake.message_bytes_max:
+        if size_bytes > self._consumer.message_bytes_max:
             return TOO_LARGE
         return None
 
@@ -128,7 +128,7 @@ class _ExportHandler:
             return TOO_SLOW
         body: bytes | Answer = received
         if _encoding(request) == "gzip":
-            body = await asyncio.to_thread(inflate, received, self._intake.message_bytes_max)
+            body = await asyncio.to_thread(inflate, received, self._consumer.message_bytes_max)
         if request.content_type != JSON or isinstance(body, Answer):
             return body
         if len(body) > SMALL_BYTES and self._parsing.locked():
@@ -166,7 +166,7 @@ def _encoding(request: web.BaseRequest) -> str:
 
 def make_http_receiver(
     config: Config,
-    intake: Intake,
+    consumer: ExportConsumer,
     *,
     io: IoLoop,
     grace_s: float,
@@ -174,7 +174,7 @@ def make_http_receiver(
     tls: ssl.SSLContext | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
-    handler = _ExportHandler(intake, tokens)
+    handler = _ExportHandler(consumer, tokens)
     return HttpServer(
         parse_endpoint(config.listen_http),
         handler.handle,

@@ -207,7 +207,7 @@ class Scraper:
         self._token: Callable[[], str] = str
         if path := config.scrape_token_file:  # a mounted Secret is swapped under us
             read = partial(Path(path).read_text, encoding="ascii")
-            self._token = WatchedFiles("token file", path, read, "scrape_token_file", clock).held
+            self._token = WatchedFiles("token file", path, read, "scrape_token_file", clock).newest
 
     @property
     def servers(self) -> int:

@@ -81,7 +81,7 @@ class Calibration(msgspec.Struct):
     learned: bool
     sums: Sums
     warmed_up: bool
-    emitted_to: Natural
+    emitted_step: Natural
     """The step at which the next row begins."""
     unix_ns: Natural
     """When that step began."""
@@ -101,7 +101,7 @@ class Calibration(msgspec.Struct):
             learned=calibration.learned,
             sums=calibration.sums,
             warmed_up=process.warm_up.over,
-            emitted_to=process.emitted_to or max(process.window.base - 1, 0),
+            emitted_step=process.emitted_step or max(process.window.base - 1, 0),
             unix_ns=process.safe_unix_ns,
             has_summaries=process.has_summaries,
             has_journeys=process.has_journeys,
@@ -113,7 +113,7 @@ class Calibration(msgspec.Struct):
         """Begin the engine's process where an earlier one of ours left it."""
         process, calibration = engine.process, engine.calibration
         calibration.sums, calibration.learned = self.sums, self.learned
-        process.scheduling, process.window.base = self.scheduling, self.emitted_to + 1
+        process.scheduling, process.window.base = self.scheduling, self.emitted_step + 1
         process.event_unix_ns = process.first_unix_ns = self.unix_ns
         process.warm_up.over = self.warmed_up
         process.has_summaries, process.has_journeys = self.has_summaries, self.has_journeys
@@ -145,7 +145,7 @@ class EmitterCheckpoint(msgspec.Struct):
     def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
         kind: Any = next(name for name, each in _KINDS.items() if each is type(emitter))
-        named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.held()
+        named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.known_facts()
         kept = cls(kind, *named, emitter.api_queueing, server=emitter.server)
         match emitter:
             case Engine():

@@ -176,7 +176,7 @@ class Emitter(abc.ABC):
 
     def is_same_server(self, other: Emitter) -> bool:
         """Whether their servers say nothing else of themselves: model, GPU, version, limits."""
-        return other.recording == self.recording and not other.facts.is_another_server(self.facts.held())
+        return other.recording == self.recording and not other.facts.is_another_server(self.facts.known_facts())
 
     def is_succeeded_by(self, heir: Emitter, late_ns: int) -> bool:
         """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""

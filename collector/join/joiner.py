@@ -148,7 +148,7 @@ class Joiner:
             self._hold_rows(emitter.config_id, emitter, emitter.advance())
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
-        before = engine.facts.held()
+        before = engine.facts.known_facts()
         changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         if changed and engine.facts.is_another_server(before):
             self._succeed(engine)

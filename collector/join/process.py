@@ -7,8 +7,8 @@ is when its summary and its journeys agree; for a hole, when the summaries aroun
 function of the telemetry alone, not of the order or the pieces in which it came.
 
 Steps are passed in blocks (:mod:`collector.join.inferred.calibration`). Whenever the process has advanced,
-emitted_to = 0 or base <= emitted_to < learned_to, with ``base`` the window's first step. Rows lag behind blocks: a
-block whose last boundaries are not stamped leaves them to the row of a later one.
+emitted_step = 0 or base <= emitted_step < calibrated_step, with ``base`` the window's first step. Rows lag behind
+blocks: a block whose last boundaries are not stamped leaves them to the row of a later one.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class EngineProcess:
         is_exact: summaries say all: with contexts, and with when each step was done, or what shows it.
         first_summary_step: smallest step id of a summary; 0 without any.
         longest_run_ns: of the requests that ended.
-        emitted_to: boundary at which the newest row ends, and the next one begins; 0 before the first stamped boundary.
-        learned_to: one past the last step of the newest block that was passed.
+        emitted_step: boundary at which the newest row ends, and the next begins; 0 before the first stamped one.
+        calibrated_step: one past the last step of the newest block that was passed.
     """
 
     def __init__(self, settings: Config, engine: Emitter, calibration: EngineCalibration) -> None:
@@ -83,7 +83,7 @@ class EngineProcess:
         """Its publisher of KV events, once known."""
         self.requests: list[PendingRequest] = []
         """A heap of those that ended and wait, by their end."""
-        self.emitted_to = self.learned_to = 0
+        self.emitted_step = self.calibrated_step = 0
         self._emitted_unix_ns = 0
         self._chunks: list[Chunks] = []
         self._rows: list[RowBlock] = []
@@ -107,7 +107,7 @@ class EngineProcess:
     @property
     def pending_steps(self) -> int:
         """Steps that have not been passed."""
-        return max(self.window.newest_step + 1 - max(self.learned_to, self.window.base), 0)
+        return max(self.window.newest_step + 1 - max(self.calibrated_step, self.window.base), 0)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -148,10 +148,10 @@ class EngineProcess:
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
         """Add step summaries (any order) and request snapshots of this process."""
         engine, first_step, last_step = self._engine, int(steps["step_id"].min()), int(steps["step_id"].max())
-        self.window.reach(first_step, last_step, self._settings.steps_max, self.emitted_to)
+        self.window.reach(first_step, last_step, self._settings.steps_max, self.emitted_step)
         new, behind, other = self.window.add_summaries(steps)
         # those of steps whose rows have left without them are late, too
-        late = behind + int(np.count_nonzero(new < self.emitted_to))
+        late = behind + int(np.count_nonzero(new < self.emitted_step))
         engine.count(JoinEvent.STEP_LATE, late)
         engine.count(JoinEvent.ENGINE_CONFLICT, other)
         engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
@@ -187,9 +187,9 @@ class EngineProcess:
         first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
         held = last - first < steps_max
         if held:
-            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_to)
+            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_step)
             held = first >= self.window.base
-        if not held or (first < self.emitted_to and not self.is_exact):
+        if not held or (first < self.emitted_step and not self.is_exact):
             self._engine.count(JoinEvent.JOURNEY_LATE)
         if held:
             self._chunks += project_onto_steps(span, self.window, runs)
@@ -215,13 +215,13 @@ class EngineProcess:
         if not (window.size and (self.is_exact or self.has_journeys or waited)):
             return  # whether journeys will come, which have the decode context, is not known
         self._give_up_before(window.base)
-        first, stop = self.emitted_to or window.base, window.newest_step + 1
+        first, stop = self.emitted_step or window.base, window.newest_step + 1
         if self.is_exact:
             watermark_ns = self.event_unix_ns - self._settings.lateness_ns
             final = stop if liveness else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
             self._pass_exact(first, final, liveness)
             return
-        if not self.learned_to:
+        if not self.calibrated_step:
             self._decide_scheduling(*self._view(first, stop).overlaps(), waited=waited)
         if self.scheduling is not Scheduling.UNKNOWN or not self.has_journeys:
             view = self._view(first, stop)
@@ -229,8 +229,8 @@ class EngineProcess:
             self._pass_blocks(first + final, liveness)
             if liveness is Liveness.OVER and first + final < window.newest_step:
                 self._engine.count(RowDrop.INCOMPLETE)
-                self._count_passed(max(self.learned_to, window.base), stop)
-                self.emitted_to, self.learned_to = window.newest_step, stop
+                self._count_passed(max(self.calibrated_step, window.base), stop)
+                self.emitted_step, self.calibrated_step = window.newest_step, stop
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
@@ -239,11 +239,11 @@ class EngineProcess:
     def _give_up_before(self, base: int) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
-        if 0 < self.emitted_to < base:
+        if 0 < self.emitted_step < base:
             engine = self._engine
-            engine.count(JoinEvent.MISSING, max(base - (self.learned_to or base), 0))
+            engine.count(JoinEvent.MISSING, max(base - (self.calibrated_step or base), 0))
             engine.count(RowDrop.RESTART)
-            self.emitted_to, self.learned_to = 0, base
+            self.emitted_step, self.calibrated_step = 0, base
 
     def _final_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are final."""
@@ -275,13 +275,13 @@ class EngineProcess:
 
     def _pass_exact(self, first: int, stop: int, liveness: Liveness) -> None:
         """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
-        begin = max(self.learned_to, self.window.base)
+        begin = max(self.calibrated_step, self.window.base)
         if stop <= begin and not liveness:
             return
         around = self.window.columns(first - 1, stop + 2)
         self._decide_scheduling(*exact.overlaps(*around), waited=False)
         self._count_passed(begin, stop)
-        self.learned_to = max(self.learned_to, stop)
+        self.calibrated_step = max(self.calibrated_step, stop)
         stamps = exact.done_stamps(*around)
         if self._end_at(first, stamps):
             view = StepView(*around, asynchronous=False)
@@ -291,7 +291,7 @@ class EngineProcess:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
         window, calibration, asynchronous = self.window, self.calibration, self.is_asynchronous
         budget_tokens = calibration.facts.number("max_num_batched_tokens")
-        step = max(window.base, self.learned_to)
+        step = max(window.base, self.calibrated_step)
         while step < stop:
             opening = not calibration.learned
             block_steps = _FIRST_BLOCK_STEPS if opening else self._settings.block_rows
@@ -309,7 +309,7 @@ class EngineProcess:
 
     def _emit_rows(self, stop: int) -> None:
         """Rows between the stamped boundaries below ``stop``."""
-        calibration, first = self.calibration, self.emitted_to or self.window.base
+        calibration, first = self.calibration, self.emitted_step or self.window.base
         if not len(self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1).stamps().step):
             return  # in a hole
         view = self._view(first - 1, stop + 1)
@@ -324,7 +324,7 @@ class EngineProcess:
     def _end_at(self, first: int, stamps: Stamps) -> bool:
         """The newest row ends at the last of these stamps, which count from the step before ``first``; is there one?"""
         if len(stamps.step):
-            self.emitted_to, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
+            self.emitted_step, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
         return len(stamps.step) > 1
 
     def _add_rows(self, first: int, view: StepView, raw: Floats, stamps: Stamps, known: Mask) -> None:
@@ -342,7 +342,7 @@ class EngineProcess:
 
     def _learn(self, first: int, stop: int, liveness: Liveness) -> None:
         """Steps first..stop-1, of one block, have passed: what they teach."""
-        calibration, view, self.learned_to = self.calibration, self._view(first, stop), stop
+        calibration, view, self.calibrated_step = self.calibration, self._view(first, stop), stop
         self._count_passed(first, stop)
         calibration.learn(view, idle=liveness is Liveness.IDLE)
         if self.has_journeys:
@@ -377,7 +377,7 @@ class EngineProcess:
 
         def is_final(request: PendingRequest) -> bool:
             waited = request.api is not None or request.span.end_unix_ns <= grace_unix_ns
-            return liveness is Liveness.OVER or (self.emitted_to > request.last_step and waited)
+            return liveness is Liveness.OVER or (self.emitted_step > request.last_step and waited)
 
         while self.requests and is_final(self.requests[0]):
             request = heapq.heappop(self.requests)
@@ -399,20 +399,20 @@ class EngineProcess:
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left, and of the memory that they and others took."""
-        if self.emitted_to:
-            self.window.hold(max(self.emitted_to - _STEPS_BEFORE, self.window.base), self.window.newest_step)
+        if self.emitted_step:
+            self.window.hold(max(self.emitted_step - _STEPS_BEFORE, self.window.base), self.window.newest_step)
 
     def _forget_steps(self) -> None:
         """Drop steps whose rows have left; with journeys, only those older than the timeout.
 
         Requests that still wait look back at the queue they met.
         """
-        if not self.emitted_to or self.window.size < _FORGET_FROM_STEPS:
+        if not self.emitted_step or self.window.size < _FORGET_FROM_STEPS:
             return
         horizon_ns = self.event_unix_ns
         if self.has_journeys:
             horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
-        self.window.forget_until(horizon_ns, self.emitted_to - _STEPS_BEFORE)
+        self.window.forget_until(horizon_ns, self.emitted_step - _STEPS_BEFORE)
 
 
 def _leading(mask: Mask) -> int:

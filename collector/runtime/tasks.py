@@ -211,7 +211,7 @@ class Stop:
     """Asked once it ends in order; a second signal ends the process at once."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         """Somebody has asked for it."""
         self._signalled = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -219,7 +219,7 @@ class Stop:
 
     def ask(self) -> None:
         """Ask for the stop, from any thread."""
-        self.asked = True
+        self.requested = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._wake.set)
 
@@ -231,7 +231,7 @@ class Stop:
 
     async def wait(self) -> None:
         """Wait until somebody asked for the stop."""
-        if not self.asked:
+        if not self.requested:
             await self._wake.wait()
 
     def _on_signal(self, number: int) -> None:

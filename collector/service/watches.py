@@ -59,7 +59,7 @@ class EventTime:
 class MemoryLimiter:
     """Short of memory: learn what is pending, let go of what it was made of, and say so; it passes by itself.
 
-    short         exports are refused, retryably (collector/ingest/intake.py); the queue is still learned from
+    short         exports are refused, retryably (collector/ingest/consumer.py); the queue is still learned from
     after 3 s     what is pending is learned as it is, and steps behind it are let go of; again every second
 
     Attributes:

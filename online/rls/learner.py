@@ -174,7 +174,7 @@ class RlsLearner(Stateful):
         detector: of changes of speed (online/change.py).
 
     Attributes:
-        held: rows of the first fits; None before the first row and after the last of these fits.
+        burn_in: rows of the first fits; None before the first row and after the last of these fits.
         by_pages: whether all rows are of times between two scrapes of a page.
         scale, median_us: s and m of online/rls/solve.py.
         error, intervals: of the coefficients alone, each row predicted before it was learned.
@@ -193,7 +193,7 @@ class RlsLearner(Stateful):
         self.features = features
         self._robust = features.target not in MEAN_TARGETS
         self.rows = 0
-        self.held: RowBlock | None = None
+        self.burn_in: RowBlock | None = None
         self.started, self.by_pages = False, True
         self.scale, self.median_us = MISFIT, 0.0
         self.fit = Fit(features, prior)
@@ -205,19 +205,19 @@ class RlsLearner(Stateful):
 
     def to_state(self) -> Tree:
         """See Stateful."""
-        held = None if self.held is None else self.held.to_state()
-        return super().to_state() | {"held": held}
+        held = None if self.burn_in is None else self.burn_in.to_state()
+        return super().to_state() | {"burn_in": held}
 
     def from_state(self, state: Tree) -> None:
         """See Stateful."""
         super().from_state(state)
-        if state["held"] is not None:
-            self.held = RowBlock.of_state(state["held"], self.features.target.vocabulary)
+        if state["burn_in"] is not None:
+            self.burn_in = RowBlock.of_state(state["burn_in"], self.features.target.vocabulary)
 
     @property
     def holding(self) -> bool:
         """Whether the last of the first fits is to come."""
-        return self.held is not None or not self.started
+        return self.burn_in is not None or not self.started
 
     def take_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
@@ -245,8 +245,8 @@ class RlsLearner(Stateful):
             if self.learns_intervals:
                 self.intervals.learn(block, log_ratio)
         if self.holding or log_ratio is None:
-            self.held = RowBlock.concatenate([block] if self.held is None else [self.held, block])
-            self.fit_held_rows()
+            self.burn_in = RowBlock.concatenate([block] if self.burn_in is None else [self.burn_in, block])
+            self.fit_burn_in()
             return log_ratio
         if not self._robust:
             self.fit.learn(block, z, block.weight / self.median_us**2, np.ones(len(block)), prediction)
@@ -291,14 +291,14 @@ class RlsLearner(Stateful):
             self.shapes.follow_gain(change.log_gain, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
 
-    def fit_held_rows(self, *, last: bool = False) -> None:
+    def fit_burn_in(self, *, last: bool = False) -> None:
         """Fit all held rows together, if they are enough, and make statistics of them.
 
         From the 256th on, or with ``last``, this was the last fit of its kind: the rows are held no more.
         """
-        if self.held is None or len(self.held) < _MIN_START_ROWS:
+        if self.burn_in is None or len(self.burn_in) < _MIN_START_ROWS:
             return
-        held = Design.of(self.features, self.held)
+        held = Design.of(self.features, self.burn_in)
         z = _augmented(held)
         weight, share, self.scale, self.median_us = weigh_first_rows(
             z, held.weight, self.fit.solve, robust=self._robust
@@ -314,7 +314,7 @@ class RlsLearner(Stateful):
         self.shapes.learn(held.cell[usual], z[usual, : self.fit.p], log_ratio, self.fit.beta)
         if last or len(held) >= START_ROWS:
             self.fit.solve_strata(self.scale)
-            self.held = None
+            self.burn_in = None
 
     # ---------------------------------------------------------------- reading
 

@@ -56,10 +56,12 @@ from .solve import RELATIVE_RIDGE, solve
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
     """Add what ``other`` knows; both have no partial block. ``other`` is used up. First fits end."""
     for learner in (into, other):
-        learner.fit_held_rows(last=True)
-    few = other.held if other.holding else into.held  # too few for a fit of their own: they are learned as any others
+        learner.fit_burn_in(last=True)
+    few = (
+        other.burn_in if other.holding else into.burn_in
+    )  # too few for a fit of their own: they are learned as any others
     if into.holding and not other.holding:
-        for name in (*RlsLearner.SAVED, "held"):
+        for name in (*RlsLearner.SAVED, "burn_in"):
             setattr(into, name, getattr(other, name))
     elif not other.holding:
         if not side_by_side:

@@ -74,7 +74,7 @@ class Donor:
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
     """A learner's statistics as a donor, rows that it holds among them; None before it has any."""
-    learner.fit_held_rows(last=True)
+    learner.fit_burn_in(last=True)
     a, b = learner.normal_equations()
     if not learner.started or not a.any():
         return None

@@ -227,7 +227,9 @@ def evidence_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | 
     return capped(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
 
 
-def evidence_of_held(held: Design, expected: Floats, variance: Floats, *, hidden: bool = False) -> SufficientStatistics:
+def evidence_of_burn_in(
+    held: Design, expected: Floats, variance: Floats, *, hidden: bool = False
+) -> SufficientStatistics:
     """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p)."""
     p = len(expected)
     x, y = held.x[:, :p].copy(), held.elapsed_us
@@ -330,7 +332,7 @@ class SheetPrior:
     def after(self, learner: RlsLearner, learned: ModelSnapshot) -> ModelSnapshot | None:
         """The model to publish in place of what was learned; None where that stands on its own."""
         p = len(self.terms.base)
-        held = None if learner.held is None else Design.of(learner.features, learner.held)
+        held = None if learner.burn_in is None else Design.of(learner.features, learner.burn_in)
         vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
         asked = vif[np.arange(p) != PREFILL] if self.terms.hides_hits else vif
         if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
@@ -339,7 +341,7 @@ class SheetPrior:
         evidence = evidence_of(learner, hidden=hidden)
         if evidence is None and held is not None:
             for _ in range(_PASSES):  # weighed by what is expected, which they move
-                evidence = evidence_of_held(held, *self._estimate(evidence), hidden=hidden)
+                evidence = evidence_of_burn_in(held, *self._estimate(evidence), hidden=hidden)
         if evidence is None:
             return None
         beta, _ = self._estimate(evidence)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from collector.decode import read_span_ends
-from collector.ingest.intake import Intake
+from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
@@ -34,14 +34,14 @@ class BrokenQueue(AdmissionQueue):
 def test_every_call_and_every_span_is_counted_once_whatever_becomes_of_it(payloads, closed_after):
     metrics = Metrics(CollectorRegistry())
     queue = BrokenQueue(FakeClock(), capacity_bytes=20_000, wait_s=0)
-    intake = Intake(queue, metrics)
+    consumer = ExportConsumer(queue, metrics)
     spans = 0
     for index, payload in enumerate(payloads):
         if index == closed_after:
             queue.close()
         ends = read_span_ends(payload)
         spans += len(ends) if isinstance(ends, list) else 0
-        take_in(intake, payload)
+        take_in(consumer, payload)
 
     def total(metric):
         others = [values for _, values in metric.labels[1:]]

@@ -21,7 +21,7 @@ import grpc
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.config.schema import Config
-from collector.ingest.intake import Intake
+from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.ingest.status import Answer
@@ -34,13 +34,13 @@ from tests.support.processes import on_free_ports
 from tests.support.silent_calls import own_channel
 
 
-def take_in(intake: Intake, payload: bytes) -> Answer | None:
+def take_in(consumer: ExportConsumer, payload: bytes) -> Answer | None:
     """What a caller over gRPC that sends this export is answered; None says that it is taken."""
 
     async def read(_: object) -> bytes:
         return payload
 
-    return asyncio.run(intake.receive(Signal.TRACES, Transport.GRPC, "peer:1", len(payload), read))
+    return asyncio.run(consumer.receive(Signal.TRACES, Transport.GRPC, "peer:1", len(payload), read))
 
 
 class CountingProcessor:

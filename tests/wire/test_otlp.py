@@ -21,7 +21,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.ingest import budget, otlp_http
-from collector.ingest.intake import Intake
+from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
@@ -60,11 +60,11 @@ class Receivers:
     def __init__(self, wait_s, message_max_mib):
         self.metrics = Metrics(CollectorRegistry())
         self.queue = Queue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
-        self.intake = Intake(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
+        self.consumer = ExportConsumer(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
         self.io = IoLoop()
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)
-        self.grpc = OtlpGrpcReceiver(config, self.intake, io=self.io, grace_s=0.5)
-        self.http = make_http_receiver(config, self.intake, io=self.io, grace_s=0)
+        self.grpc = OtlpGrpcReceiver(config, self.consumer, io=self.io, grace_s=0.5)
+        self.http = make_http_receiver(config, self.consumer, io=self.io, grace_s=0)
 
     def fill(self):
         """There is no room."""

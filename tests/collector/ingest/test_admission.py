@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.ingest.budget import BudgetFull, ReceiveBudget
-from collector.ingest.intake import Intake
+from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table
@@ -37,7 +37,7 @@ class PassedOn:
 def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
     queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
     queue.put_nowait("full", CAPACITY)
-    refused = take_in(Intake(queue, metrics, forward=forward), payload)
+    refused = take_in(ExportConsumer(queue, metrics, forward=forward), payload)
     assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
         assert refused.outcome is Outcome.QUEUE_FULL

@@ -137,7 +137,7 @@ def test_front_ends_as_many_as_a_page_says_leave_a_checkpoint_that_all_can_start
         lambda plain: plain["emitters"][0].update(kind="unheard_of"),
         lambda plain: plain["emitters"][0]["queueing"].update(wait_us=float("nan")),
         lambda plain: plain["emitters"][0]["calibration"]["sums"].update(blocks=float("inf")),
-        lambda plain: plain["emitters"][0]["calibration"].update(emitted_to=-1),
+        lambda plain: plain["emitters"][0]["calibration"].update(emitted_step=-1),
         lambda plain: plain.update(marks=[["a", {"no_target": 1}]]),
     ],
 )
@@ -160,5 +160,5 @@ def test_how_an_engine_schedules_is_not_decided_anew_by_the_few_stamps_behind_a_
     for export in exports[-40:]:
         after.process([export])
     (engine,) = after.joiner.engines.values()
-    assert engine.process.learned_to > 0
+    assert engine.process.calibrated_step > 0
     assert engine.scheduling is Scheduling.ASYNC

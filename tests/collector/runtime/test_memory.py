@@ -3,7 +3,7 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from collector.ingest.intake import Intake
+from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
 from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes
@@ -22,11 +22,11 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     used = [300 * MIB]
     metrics = Metrics(CollectorRegistry())
     queue = AdmissionQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
-    intake = Intake(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
+    consumer = ExportConsumer(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
     one = make_export().SerializeToString()
-    assert take_in(intake, one) == answer(Outcome.MEMORY)
+    assert take_in(consumer, one) == answer(Outcome.MEMORY)
     used[0] = 200 * MIB
-    assert take_in(intake, one) is None
+    assert take_in(consumer, one) is None
     assert value_of(metrics, REQUESTS, "grpc", "memory") == value_of(metrics, SPANS, "grpc", ACCEPTED) == 1
 
 

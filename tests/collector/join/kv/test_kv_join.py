@@ -74,7 +74,7 @@ def test_steps_wait_for_the_kv_events_of_their_time_as_long_as_anything_may_be_l
         joiner = feed(Joiner(SETTINGS), [*batches, *telemetry("c5_offload")])
         joiner.drain()
         (one,) = sequences(joiner).values()
-        reached.append(one.emitted_to)
+        reached.append(one.emitted_step)
     assert 0 < reached[1] < reached[0]
 
 

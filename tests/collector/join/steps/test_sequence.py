@@ -66,7 +66,7 @@ class Feed:
     @property
     def next_step(self) -> int:
         """The step that begins where the newest row ends."""
-        return self.engine.process.emitted_to
+        return self.engine.process.emitted_step
 
     def column(self, name: str) -> np.ndarray:
         return self.block.raw[:, COLUMN[name]]

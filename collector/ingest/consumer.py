@@ -25,7 +25,7 @@ _NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
 """Nothing is wrong with an export that is refused for these, and it is in memory already."""
 
 
-class Intake:
+class ExportConsumer:
     """What every receiver does with an export, in the loop.
 
     Args:

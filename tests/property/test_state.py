@@ -82,7 +82,7 @@ def test_a_state_of_another_version_is_refused_by_number(version):
         ("fit", "beta", [0.0] * 4, "state does not fit"),
         ("fit", "prior", {"mean": np.zeros(2), "sd": np.zeros(2), "misfit": 0.0}, "a prior of 2 columns, expected 6"),
         ("portable", "rows", "many", "RlsLearner.rows: 'many' does not fit"),
-        ("portable", "held", 0, "state does not fit"),
+        ("portable", "burn_in", 0, "state does not fit"),
         ("portable", "started", 1, "RlsLearner.started: 1 does not fit"),
         ("all_rows", "medians", [0.0, np.inf], r"ChangeTest.medians: .* does not fit"),
         ("engines", "0", {}, "state does not fit: KeyError"),

@@ -194,6 +194,10 @@ def _convert(tree: dict[str, Any]) -> Config:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
+    for key, value in tree.items():
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        if not all(text.isprintable() for text in texts if isinstance(text, str)):  # bytes of no UTF-8, NUL
+            raise ConfigError(key, "expected printable text")
     for number, target in enumerate(config.scrape):
         try:
             _ = urllib.parse.urlsplit(target).port

@@ -86,6 +86,8 @@ rules: [{foo: 1}] | rules[0].foo | unknown key
 1: 2 | configuration | a key is no text
 "a\nb": 1 | 'a\nb' | unknown key
 rules: [{"a\n": 1}] | rules[0].'a\n' | unknown key
+directory: "a\0b" | directory | expected printable text
+scrape: ["http://a:8000/\x07"] | scrape | expected printable text
 listen: nowhere | listen | expected host:port
 listen: 'a:65536' | listen | expected host:port
 listen: '::1:4317' | listen | expected host:port

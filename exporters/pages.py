@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from http import HTTPStatus
+from threading import Lock
 from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -172,6 +173,7 @@ def _metrics(
     source: Callable[[], Snapshot | None], own: Collector, unix_nano: Callable[[], int], advisory: Advisory | None
 ) -> Handler:
     """Metrics of the newest snapshot, rendered once however many ask, and of the process."""
+    lock = Lock()
 
     @lru_cache(maxsize=1)
     def of_newest(_generation: int | None, tick: int) -> bytes:
@@ -180,7 +182,8 @@ def _metrics(
 
     def answer(_: Request) -> Response:
         snapshot = source()
-        learned = of_newest(None if snapshot is None else snapshot.generation, unix_nano() // _KEPT_NS)
+        with lock:
+            learned = of_newest(None if snapshot is None else snapshot.generation, unix_nano() // _KEPT_NS)
         return Response(HTTPStatus.OK, CONTENT_TYPE_PLAIN_0_0_4, learned + render_metrics(own.collect()))
 
     return answer

@@ -84,6 +84,7 @@ _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_ERRORS = 4.0
 _UNSEEN_SHARE = 1e-6
+"""Of a cell without rows, in place of 0: it follows those with rows, and a pool of such cells has a mean."""
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 898, 8))

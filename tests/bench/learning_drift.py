@@ -42,6 +42,7 @@ def measure(board):
             ratios = np.array([*pool.map(_slow, [(kind, seed, "ramp") for seed in SLOW_SEEDS])])
             mean, what = ratios.mean(axis=0), f"ramp x1.3 over 5,000 rows, {kind}"
             board.at_most(f"{what}: published, last 1,500 rows, mean", mean[0, 1], RAMP_MAX)
+            board.keep(f"{what}: the same, worst", ratios[:, 0, 1].max())
             board.keep(f"{what}: x beta F, last 1,500 rows, mean", mean[0, 0])
             board.keep(f"{what}: published, 1,000 rows after", mean[1, 1])
             board.keep(f"{what}: x beta F, 1,000 rows after", mean[1, 0])

@@ -7,8 +7,8 @@ speed and a replay in one piece cut the same blocks and learn the same coefficie
 
 Rows that are no measurement are left out and counted before. A :class:`Design` is a block as one feature set sees it.
 
-Stratum (statistics, intervals): has_prefill x floor(log2 mean requests), 2 x 16. Cell (drift): the batch shape at a
-finer grain, so that a change of speed is told from a change of mix by comparing like with like.
+Stratum (statistics, intervals): has_prefill x floor(log2 mean requests), 2 x 16. Cell (shape factors, change of
+speed): the batch shape at a finer grain. Like is compared with like, so that a change of mix is no change of speed.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     v    = 1 / (1 + (r / 0.05)^2)         weight of a row; r: how far the form reaches for it (ShapeFactors.reach)
     m    = weighted median of a block     32 consecutive rows; with prefill 16, less the median e of the others
     b    = m mean(v)                      what a block says: nothing where the form alone says what its work costs
-    w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
+    w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
     a change is confirmed where S+ or S- reaches 9; it began with the block from which on that sum was the larger one,
     its log gain is the median of m since, unless that is below 6 %; both sums start over

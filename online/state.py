@@ -1,6 +1,6 @@
 r"""A state is a tree of plain data and arrays; a state file is one tree, compressed and sealed.
 
-    b"tracefit.state/1\n"  |  BLAKE2b of the rest (64 bytes)  |  zlib of MessagePack {"version": 1, "parts": tree}
+    b"tracefit.state/1\n"  |  BLAKE2b of the rest (64 bytes)  |  zlib of MessagePack {"version": VERSION, "parts": tree}
 
 A tree holds None, bool, int, float, str, lists, dicts with keys of text, and arrays. An array is MessagePack's
 extension 1, [dtype, shape, bytes]. The part ``learners`` is a bank's (``Bank.to_state``); a sidecar's file has others

@@ -23,13 +23,13 @@ last factor makes 1.96 se Student's 95 %. Each stratum forgets by its own rows, 
 a weighted fit has squared weights.
 
 **Form error** (:func:`form_covariance`): no line follows a machine on which batch 3 costs more than 4, and which line
-comes nearest depends on the mix of shapes. It is a sandwich clustered by batch shape c, of mean work X_c (p,), n_c rows
-(scaled to the effective rows of A), spread s_c, and factor F_c:
+comes nearest depends on the mix of shapes. It is a sandwich clustered by batch shape c, of mean work X_c (p,), n_c
+rows, N_c of the effective rows of A, spread s_c, and factor F_c:
 
-    z_c = X_c / X_c beta                                         h_c = n_c z_c' C z_c <= 0.9
-    e_c = (log F_c^2 - (s_c n_c / (n_c + 8))^2 / n_c) / (1 - h_c)        misfit squared, less what noise explains
+    z_c = X_c / X_c beta                                         h_c = N_c z_c' C z_c <= 0.9
+    e_c = (log F_c^2 - (s_c n_c / (n_c + 8))^2 / min(n_c, 256)) / (1 - h_c)     misfit squared, less what noise explains
     m_c = max(e_c, mean of e over the shapes, 0)^(1/2)
-    W   = sum_c d_c d_c'        d_c = C z_c n_c m_c              what beta owes to shape c
+    W   = sum_c d_c d_c'        d_c = C z_c N_c m_c              what beta owes to shape c
 
 A shape with most of the rows pulls the line through itself, h_c -> 1: its misfit is hidden in the line, and is taken to
 be no less than that of the others (CR2; Bell and McCaffrey, Survey Methodology 2002). W does not shrink with the rows:

@@ -4,10 +4,10 @@ Rows become z = [x, phase, y, l], (n, q) with q = p + 2. Each block once, in thi
 
     predict     y by the coefficients as they are: that is the prequential error
     change      look for a change of speed (online/change.py), or take what another learner of the target found
+    shapes      what a batch shape takes beside x beta (online/shapes.py); not of rows in which a change was found
     weigh       by the prediction (online/rls/solve.py)
-    remember    decayed statistics by stratum (online/rls/strata.py)
+    remember    decayed statistics by stratum (online/rls/strata.py), and the scores for error bars (error_bars.py)
     solve       beta
-    shapes      what a batch shape takes beside it (online/shapes.py)
 
 At a confirmed change 2 % of the evidence is kept and multiplied by the gain: the rows since it began, which are in it,
 are then few beside those that come. The first 256 rows are held and fitted together; until then every block makes the

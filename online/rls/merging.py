@@ -57,9 +57,8 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     """Add what ``other`` knows; both have no partial block. ``other`` is used up. First fits end."""
     for learner in (into, other):
         learner.fit_burn_in(last=True)
-    few = (
-        other.burn_in if other.holding else into.burn_in
-    )  # too few for a fit of their own: they are learned as any others
+    # too few for a fit of their own: they are learned as any others
+    few = other.burn_in if other.holding else into.burn_in
     if into.holding and not other.holding:
         for name in (*RlsLearner.SAVED, "burn_in"):
             setattr(into, name, getattr(other, name))

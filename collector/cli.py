@@ -23,6 +23,7 @@ from collector.commands.arguments import (
     DIRECTORY,
     FILE,
     NEW_FILE,
+    SOURCE,
     asks,
     asks_snapshot,
     config_options,
@@ -198,8 +199,8 @@ def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> i
 
 
 @tracefit.command()
-@click.argument("before", metavar="SNAPSHOT")
-@click.argument("after", metavar="SNAPSHOT")
+@click.argument("before", metavar=SOURCE)
+@click.argument("after", metavar=SOURCE)
 @token_option
 @json_option
 def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
@@ -211,7 +212,7 @@ def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> 
 
 
 @tracefit.command()
-@click.argument("url")
+@click.argument("url", metavar="HOST:PORT")
 @token_option
 @json_option
 def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
@@ -223,13 +224,13 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
 
 
 @tracefit.command()
-@click.argument("snapshot")
+@click.argument("snapshot", metavar=SOURCE)
 @click.option(
     "--format",
     "file_format",
     required=True,
     type=click.Choice(["blis-yaml", "blis-flags", "blis-trace"]),
-    help="See docs/blis.md; of blis-trace, SNAPSHOT is a recording.",
+    help="See docs/blis.md; of blis-trace, FILE is a recording.",
 )
 @click.option("--model-config", type=FILE, metavar="FILE", help="The model's config.json.")
 @click.option("--hardware", metavar="NAME", help="GPU, or its memory bandwidth in TB/s.")
@@ -239,7 +240,7 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     default="server",
     help="See docs/blis.md (server).",
 )
-@out_option("where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
+@out_option("Where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
 @which_option
 @token_option
 def export(
@@ -287,7 +288,7 @@ def fleet() -> None:
 
 @fleet.command("pull")
 @click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
-@out_option("where the fleet's files go", of=DIRECTORY)
+@out_option("Where the fleet's files go", of=DIRECTORY)
 @click.option("--every", type=interval, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option
 @with_config
@@ -323,7 +324,7 @@ def fleet_pull(
 
 @fleet.command("replay")
 @click.argument("recordings", nargs=-1, required=True, metavar="PATH|URL...")
-@out_option("where the fleet's files go", of=DIRECTORY)
+@out_option("Where the fleet's files go", of=DIRECTORY)
 @click.option("--ray", default="local", metavar="ADDRESS", help="A Ray cluster: HOST:PORT or auto (default: one here).")
 @with_config
 @json_option
@@ -341,7 +342,7 @@ def lab() -> None:
 
 @lab.command("evaluate")
 @many("files", "FILE")
-@out_option("every number as JSON", required=False)
+@out_option("Every number as JSON", required=False)
 @click.option(
     "--learn-until",
     type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
@@ -395,7 +396,7 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
 
 @lab.command("merge")
 @many("states", "STATE")
-@out_option("the merged state")
+@out_option("The merged state")
 @click.option("--snapshot", type=NEW_FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
 @with_config
 @json_option

@@ -69,7 +69,7 @@ def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ..
 def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str]) -> Response:
     """Find the route of a request target, as sent and with its query, and run it; the first that matches wins.
 
-    404 without a route, 405 for a method other than GET and HEAD. What a handler raises is the server's to log.
+    404 without a route, which names them; 405 for a method other than GET and HEAD. What a handler raises is the server's to log.
     """
     try:
         parts = urlsplit(target)
@@ -83,7 +83,7 @@ def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str
         if method not in {"GET", "HEAD"}:
             return plain(HTTPStatus.METHOD_NOT_ALLOWED, headers=(("Allow", _ALLOWED),))
         return handler(Request(parts.path, tuple(map(unquote, found.groups())), query, headers))
-    return plain(HTTPStatus.NOT_FOUND)
+    return plain(HTTPStatus.NOT_FOUND, f"no such page; there are {', '.join(routes)}")
 
 
 def document(body: bytes, content_type: str) -> Response:

@@ -20,7 +20,7 @@ from tracefit import BadInputError, Config, Estimate, Plan, Prediction, RequestE
 _UNITS_MS = {"us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ms": 1.0, "s": 1e3, "": 1.0}
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)\s*(us|µs|μs|ms|s|)")
 _WHOLE = re.compile(r"\d{1,13}")
-_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_SWITCH = {"1": True, "true": True, "on": True, "0": False, "false": False}
 SHOWN_CHARS = 32
 _TIME_UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"), (1e-3, "ns"))
 _WHOLE_FROM = 1e3

@@ -150,14 +150,10 @@ LOSSES: dict[str, str] = {
     "out_of_range": "with a number out of its range",
     "not_positive": "took no time by their clock",
     "unknown_feature": "of steps whose decode context nobody knows: set vllm.block_size, or trace journeys",
-    "quarantined": "of a configuration that is quarantined",
     "limit_exceeded": "of a configuration beyond engines_max",
-    "queue_full": "the queue was full",
-    "undecodable": "not to be decoded",
     "memory": "memory_limit_mib was reached",
     "log": "the log was full, or could not be written",
     "unauthenticated": "without a token that is accepted",
-    "too_large": "too large",
     "missing_families": "a family of counters is missing",
 }
 """Why something was left out, in words, by the reasons that count it; another reason is its own word."""

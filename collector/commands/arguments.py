@@ -35,22 +35,22 @@ MEANT = {
     "merge": "lab merge",
     "compare": "diff",
     "check-config": "config check",
+    "validate": "config check",
 }
 """What newcomers type, and what they mean by it."""
 MEANT_OPTIONS = {
     **dict.fromkeys(("--tpot", "--slo"), "--itl"),
     "--qps": "--rate",
     "--interval": "--every",
-    **dict.fromkeys(("--model", "--config", "--hardware"), "--which"),
+    **dict.fromkeys(("--model", "--config"), "--which"),
     **dict.fromkeys(("--url", "--vllm", "--target", "--endpoint"), "--scrape"),
     **dict.fromkeys(("--batch", "--batch-size"), "--requests"),
     **dict.fromkeys(("--input", "--input-len", "--input-tokens", "--isl"), "--prompt"),
     **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
-    **dict.fromkeys(("--host", "--port", "--grpc-port"), "--listen"),
+    **dict.fromkeys(("--host", "--port"), "--listen"),
     "--metrics": "--pages",
     "--output": "--out",
     "--token": "--token-file",
-    "--format": "--json",
 }
 """The same of options, where the command has what they mean."""
 
@@ -59,7 +59,7 @@ def say_usage(error: click.UsageError) -> str:
     """One sentence of what is wrong and what to type; the help where nothing was typed."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
         return error.ctx.get_help()
-    text = " ".join(error.format_message().split()).rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".").replace("valid float range", "number")
     if isinstance(error, click.NoSuchOption):
         text = f"there is no option {error.option_name!r}{_meant_option(error)}"
     if isinstance(error, click.NoSuchCommand):
@@ -119,7 +119,8 @@ FILE = click.Path(path_type=Path)
 PRESENT = click.Path(exists=True, allow_dash=True, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
-"""What is read; the same, looked for at once; what is written; where several files are written."""
+SOURCE = "FILE|HOST:PORT"
+"""What is read; the same, looked for at once; what is written; where several files are written; what has a snapshot."""
 
 
 def config_options(command: Function) -> Function:
@@ -149,8 +150,8 @@ def json_option(command: Function) -> Function:
 
 def out_option(meaning: str, *, required: bool = True, of: click.Path = NEW_FILE) -> Callable[[Function], Function]:
     """``-o``, ``--out``."""
-    metavar = "OUT" if of is NEW_FILE else "DIR"
-    return click.option("-o", "--out", required=required, type=of, metavar=metavar, help=meaning.capitalize() + ".")
+    metavar = "DIR" if of is DIRECTORY else "OUT"
+    return click.option("-o", "--out", required=required, type=of, metavar=metavar, help=f"{meaning}.")
 
 
 def which_option(command: Function) -> Function:
@@ -173,7 +174,7 @@ def asks_snapshot(command: Function) -> Function:
 
         return command(snapshot=load_snapshot(snapshot, token_file), **options)
 
-    return click.argument("snapshot")(which_option(token_option(json_option(run))))
+    return click.argument("snapshot", metavar=SOURCE)(which_option(token_option(json_option(run))))
 
 
 def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:

@@ -122,7 +122,8 @@ def fetch(url: str, token: str | None) -> Page:
         raise StartError(f"{url} is no address: http://HOST:PORT is") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
-        raise StartError(f"nothing answers at {url}: {str(error) or 'not in time'}; {ports}") from None
+        why = getattr(error, "strerror", "no HTTP") or "not in time"
+        raise StartError(f"nothing answers at {url}: {why}; {ports}") from None
 
 
 async def _fetch(url: str, headers: Mapping[str, str]) -> Page:

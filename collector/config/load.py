@@ -73,12 +73,12 @@ def with_scheme(source: str) -> str:
     return f"http://{source}" if is_endpoint(source.partition("/")[0]) else source
 
 
-def suggestion(word: str, known: Iterable[str]) -> str:
+def suggestion(word: str, known: Iterable[str], likeness: float = 0.6) -> str:
     """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
     import difflib  # noqa: PLC0415 -- needed by who is wrong only
 
     names = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(word.lower(), names, n=1)
+    near = difflib.get_close_matches(word.lower(), names, 1, likeness)
     return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
@@ -96,7 +96,8 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
         if _is_key(variable, environ[variable]):
             key = variable.removeprefix(ENV_PREFIX).lower()
             if key not in _FIELDS:
-                raise ConfigError(variable, "unknown key" + suggestion(variable, map(_variable_of, _FIELDS)))
+                near = suggestion(variable, map(_variable_of, _FIELDS), 0.85)  # all begin alike
+                raise ConfigError(variable, f"unknown key{near or _ALL_KEYS}")
             tree[key], set_by[key] = _value_of(key, variable, environ[variable]), variable
     if profile is not None:
         tree["profile"] = profile

@@ -151,7 +151,7 @@ def test_before_the_first_snapshot_it_says_how_to_begin():
 def test_losses_are_shown_by_reason_and_what_did_not_happen_is_folded():
     text = words(cases.snapshot())
     assert "Some telemetry was left out" in text
-    assert "grpc, the queue was full 7" in text
+    assert "grpc, queue full 7" in text
     assert "shutting_down" not in text
     quiet = words(cases.snapshot(), own=CollectorRegistry(), ready=False)
     assert "Nothing was lost or left out." in quiet

@@ -69,7 +69,8 @@ def plain(status: HTTPStatus, text: str = "", headers: tuple[tuple[str, str], ..
 def dispatch(routes: Routes, method: str, target: str, headers: Mapping[str, str]) -> Response:
     """Find the route of a request target, as sent and with its query, and run it; the first that matches wins.
 
-    404 without a route, which names them; 405 for a method other than GET and HEAD. What a handler raises is the server's to log.
+    404 without a route, which names the routes; 405 for a method other than GET and HEAD. What a handler raises is the
+    server's to log.
     """
     try:
         parts = urlsplit(target)

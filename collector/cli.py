@@ -33,6 +33,7 @@ from collector.commands.arguments import (
     many,
     out_option,
     say_usage,
+    state_source,
     token_option,
     which_option,
     with_config,
@@ -287,7 +288,7 @@ def fleet() -> None:
 
 
 @fleet.command("pull")
-@click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+@click.argument("sources", nargs=-1, required=True, type=state_source, metavar="SOURCE...")
 @out_option("Where the fleet's files go", of=DIRECTORY)
 @click.option("--every", type=interval, metavar="TIME", help="Again and again, like 5m, with pages of its own.")
 @token_option

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, load, suggestion
+from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, is_page_url, load, suggestion
 from exporters.questions import READERS, Parameter
 
 Function = Callable[..., Any]
@@ -113,6 +113,15 @@ def interval(text: str) -> float:
     if seconds <= 0.0:
         raise ValueError(f"{text!r} is no time like 30s, 5m or 1h")
     return seconds
+
+
+def state_source(text: str) -> str:
+    """Where ``fleet pull`` finds states."""
+    if not is_page_url(text) and not os.path.exists(text):  # noqa: PTH110 -- a Path raises where a name is too long
+        raise ValueError(
+            f"{text!r} is no file or directory, and no address like http://HOST:9464 or dns+http://NAME:9464"
+        )
+    return text
 
 
 FILE = click.Path(path_type=Path)

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 import tracefit
-from collector.config import with_scheme
+from collector.config import read_file, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -74,7 +74,7 @@ def load_whole(source: str, token_file: Path | None) -> WholeSnapshot:
 def read_token(path: Path | None) -> str | None:
     """The first word of a file, if one was named; StartError if it is no text."""
     try:
-        return next(iter(path.read_text("ascii").split()), "") if path is not None else None
+        return next(iter(read_file(path).decode("ascii").split()), "") if path is not None else None
     except UnicodeDecodeError:
         raise StartError(f"{path} is no token: it is not text") from None
 

@@ -13,6 +13,7 @@ refused but for metrics and health.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import re
 import textwrap
@@ -36,6 +37,8 @@ _KEPT: Final = ("TRACEFIT_DIRECTORY", "TRACEFIT_PAGES")
 _PASSED_ON: Final = ("TRACEFIT_FORWARD", "TRACEFIT_FORWARD_HEADERS_FILE", "TRACEFIT_CA_FILE")
 """These too, where they can be used: traces reach the backend that they are meant for, whatever fails here."""
 
+FILE_BYTES_MAX: Final = 16 << 20
+"""Of a file that is named; a device has no end."""
 _SERVICE_LINK: Final = re.compile(
     r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
     r"|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"
@@ -131,19 +134,35 @@ def scraping(config: Config, urls: Sequence[str]) -> Config:
     """The same with these pages to scrape too; they are options, so a wrong one is a wrong usage."""
     new = tuple(url for url in urls if url not in config.scrape)
     for url in new:
-        try:
-            _convert({"scrape": [url]})
-        except ConfigError:
+        if not is_page_url(url):
             shown = f"...@{url.rpartition('@')[2]}" if "@" in url else url  # what stands before it may be a password
             problem = f"{shown!r} is no address like http://host:8000/metrics; for several repeat the option"
-            raise ConfigError("--scrape", problem) from None
+            raise ConfigError("--scrape", problem)
     return msgspec.structs.replace(config, scrape=config.scrape + new)
+
+
+def is_page_url(text: str) -> bool:
+    """Whether a page may be there: an address like ``host:8000``, or a name with ``dns+http://`` before it."""
+    try:
+        _convert({"scrape": [text]})
+    except ConfigError:
+        return False
+    return True
+
+
+def read_file(path: Path) -> bytes:
+    """A file that somebody named; OSError if it cannot be read, or has more than ``FILE_BYTES_MAX``."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise OSError(errno.EFBIG, "larger than 16 MiB", str(path))
+    return data
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """What a file says, unchecked; a ConfigError if it is no YAML."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
         raise ConfigError(str(path), f"cannot be read: {reason}") from None

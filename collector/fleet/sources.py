@@ -60,8 +60,8 @@ def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> lis
 def _look_at(source: str, resolve: Resolve) -> list[StateSource]:
     if "://" in source:
         return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
-    names = sorted(map(str, state_files(Path(source)))) if source else []
-    return [*map(StateSource, names)] or [StateSource(source, problem="there is no *.bin in it")]
+    names = sorted(map(str, state_files(Path(source))))
+    return [*map(StateSource, names)] or [StateSource(source, problem="there is no *.bin")]
 
 
 STATE_BYTES_MAX = 1 << 30

@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from collector.config import Config, ConfigError, suggestion
+from collector.config import Config, ConfigError, read_file, suggestion
 from collector.config import Rule as RuleConfig
 from online.features import sheets
 from online.features.sheets import (
@@ -281,7 +281,7 @@ def read_json(path: Path) -> Any:
         ValueError: it cannot be read, or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return json.loads(read_file(path))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

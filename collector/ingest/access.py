@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 import grpc
 
-from collector.config import Config, ConfigError
+from collector.config import Config, ConfigError, read_file
 from collector.runtime import Clock
 
 READ_EVERY_NS = 1_000_000_000
@@ -89,7 +89,7 @@ class TokenFile:
         return any([hmac.compare_digest(digest, known) for known in self._digests.newest()])  # noqa: C419 -- look at all
 
     def _load(self) -> tuple[bytes, ...]:
-        tokens = Path(self._path).read_bytes().split()
+        tokens = read_file(Path(self._path)).split()
         if not tokens or min(map(len, tokens)) < TOKEN_BYTES_MIN:
             raise ValueError(f"expected tokens of {TOKEN_BYTES_MIN} bytes or more, one per line")
         return tuple(map(_digest, tokens))
@@ -142,7 +142,7 @@ class TlsFiles:
 
     def _load(self) -> Material:
         config = self._config
-        certificate, key, *client_ca = [Path(path).read_bytes() for path in self._paths]  # an error names its file
+        certificate, key, *client_ca = [read_file(Path(path)) for path in self._paths]  # an error names its file
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.load_cert_chain(config.tls_cert_file, config.tls_key_file, _refuse_passphrase)

@@ -37,7 +37,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from collector.config import Config, ConfigError, parse_endpoint
+from collector.config import Config, ConfigError, parse_endpoint, read_file
 from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import open_session
@@ -324,7 +324,7 @@ def _headers(config: Config) -> dict[str, str]:
     if not config.forward_headers_file:
         return {}
     try:
-        lines = Path(config.forward_headers_file).read_text(encoding="utf-8").splitlines()
+        lines = read_file(Path(config.forward_headers_file)).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {error}") from None
     pairs = [line.partition(":") for line in lines if line.strip()]

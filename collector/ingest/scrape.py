@@ -30,7 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import Config, ConfigError, parse_owned
+from collector.config import Config, ConfigError, parse_owned, read_file
 from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, PageFault, ScrapedPage, parse_page
 from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
@@ -206,8 +206,9 @@ class Scraper:
         self._background = Background("scraper", health, io)
         self._token: Callable[[], str] = str
         if path := config.scrape_token_file:  # a mounted Secret is swapped under us
-            read = partial(Path(path).read_text, encoding="ascii")
-            self._token = WatchedFiles("token file", path, read, "scrape_token_file", clock).newest
+            self._token = WatchedFiles(
+                "token file", path, lambda: read_file(Path(path)).decode("ascii"), "scrape_token_file", clock
+            ).newest
 
     @property
     def servers(self) -> int:

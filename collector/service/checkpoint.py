@@ -97,7 +97,8 @@ class UnlearnedExports:
 
 def state_files(path: Path) -> list[Path]:
     """A state file, or all below a directory (``*.bin``)."""
-    return sorted(each for each in path.rglob("*.bin") if each.is_file()) if path.is_dir() else [path]
+    found = path.rglob("*.bin") if path.is_dir() else [path]
+    return sorted(each for each in found if each.is_file())
 
 
 # --- the directory --------------------------------------------------------------------------------------------------

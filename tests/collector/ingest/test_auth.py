@@ -59,7 +59,7 @@ def test_a_file_that_may_not_be_read_yet_is_read_once_it_may(tmp_path, caplog):
     clock, path = FakeClock(), tmp_path / "token"
     tokens = token_file(path, OLD, clock)
     rewrite(path, NEW)
-    with mock.patch.object(Path, "read_bytes", side_effect=PermissionError(13, "Permission denied")):
+    with mock.patch.object(Path, "open", side_effect=PermissionError(13, "Permission denied")):
         clock.advance(1)
         assert tokens.accepts(f"Bearer {OLD}")
     assert "Permission denied" in caplog.text
@@ -71,5 +71,6 @@ def test_a_file_that_may_not_be_read_yet_is_read_once_it_may(tmp_path, caplog):
 def test_a_file_without_a_usable_token_is_a_configuration_error_at_the_start(tmp_path, text):
     with pytest.raises(ConfigError, match="token_file"):
         token_file(tmp_path / "token", text)
-    with pytest.raises(ConfigError, match="token_file"):
-        TokenFile(str(tmp_path / "absent"), "token_file", FakeClock())
+    for path in (str(tmp_path / "absent"), "/dev/zero"):
+        with pytest.raises(ConfigError, match="token_file"):
+            TokenFile(path, "token_file", FakeClock())

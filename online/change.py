@@ -2,7 +2,7 @@
 
     e    = log(y / (x beta F))            of rows whose batch shape has a reference (online/shapes.py), by the
                                           coefficients and factors from before the row
-    v    = 1 / (1 + (r / 0.05)^2)         weight of a row; r: how far the form reaches for it (ShapeFactors.reach)
+    v    = 1 / (1 + (r / 0.05)^2)         weight of a row; r: how far the form reaches for it (ShapeFactors)
     m    = weighted median of a block     32 consecutive rows; with prefill 16, less the median e of the others
     b    = m mean(v)                      what a block says: nothing where the form alone says what its work costs
     z    = clip(b / max(w, 4 %), -3.5, 3.5)
@@ -55,7 +55,6 @@ from .constants import (
     MEAN_ABS_TO_SD,
     MEMORY_ROWS,
     NOISE_ROWS,
-    WORTH,
 )
 from .engines import Engines
 from .moved_term import EVERY_TERM, NOT_PREFILL, Reference, TermSearch, is_of_prefill
@@ -223,7 +222,7 @@ class ChangeMonitor(Stateful):
         cell, end_ns = block.cell[known], block.end_ns[known]
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
         e = log_ratio - usual * shrinkage(shapes.rows[cell])
-        weight = 1.0 / (1.0 + np.square(shapes.reach(cell, block.x[known], beta) / WORTH))
+        weight = shapes.comparability(cell, block.x[known], beta)
         self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
         if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):

@@ -127,8 +127,7 @@ class Reference(Stateful):
         """Log F of rows, (n,), and how far it is to be trusted, 0 to 1, (n,)."""
         factors = self.factors
         by_shape = factors.log_factors(block.cell, self.beta)
-        reach = factors.reach(block.cell, block.x, self.beta)
-        trust = shrinkage(factors.rows[block.cell]) / (1.0 + np.square(reach / WORTH))
+        trust = shrinkage(factors.rows[block.cell]) * factors.comparability(block.cell, block.x, self.beta)
         return np.where(block.windows, self.window_log_ratio, by_shape), np.where(block.windows, 1.0, trust)
 
 

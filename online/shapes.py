@@ -25,7 +25,6 @@ Reference: Dawid, The prequential approach (JRSS A 147, 1984).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -60,6 +59,12 @@ _CLIP, _FIRST_CLIP = 4.0, 0.9
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
+def _log_us(x: Floats, beta: Floats) -> Floats:
+    """Log of the time of work x (..., p) by coefficients (p,), which is above 0."""
+    logs: Floats = np.log(np.maximum(x @ beta, TINY_US))
+    return logs
+
+
 def shrinkage(rows: Floats) -> Floats:
     """The share of U_c that is in log F_c, of shapes with so many rows, (g,)."""
     share: Floats = rows / (rows + _SHRINK_ROWS)
@@ -88,8 +93,7 @@ class ShapeFactors(Stateful):
 
     def mean_log_ratio(self, ids: Ints, beta: Floats) -> Floats:
         """U_c of these shapes, (g,)."""
-        predicted: Floats = self.x[ids] @ beta
-        return self.log_y[ids] - np.log(np.maximum(predicted, TINY_US))
+        return self.log_y[ids] - _log_us(self.x[ids], beta)
 
     def log_factors(self, ids: Ints, beta: Floats) -> Floats:
         """Log F of these shapes, (g,); 0 where there are no rows."""
@@ -117,10 +121,12 @@ class ShapeFactors(Stateful):
             for c, factor, each in zip(ids.tolist(), factors.tolist(), work, strict=True)
         }
 
-    def reach(self, cell: Ints, x: Floats, beta: Floats) -> Floats:
-        """How far beta (p,) reaches from the usual work of their shapes to that of rows x (n, k), in their time, (n,).
+    def comparability(self, cell: Ints, x: Floats, beta: Floats) -> Floats:
+        """How far rows x (n, k) can be compared with the mean of their shapes, 0 to 1, (n,): v = 1 / (1 + (r / 5 %)^2).
 
-            sum_j d_j c_j |x_j - X_cj| / sum_j c_j x_j      d_j = max(0, |log(x_j / X_cj)| - 0.35)
+        r is how far beta (p,) reaches from the usual work of their shapes to theirs, in their time:
+
+            r = sum_j d_j c_j |x_j - X_cj| / sum_j c_j x_j      d_j = max(0, |log(x_j / X_cj)| - 0.35)
 
         over the first k columns, what is below 0 counting as 0. c_j is beta_j. With prefill it is max_j d_j: what
         prompts pay for attention to contexts, no column says; without this the machines "quadratic" of
@@ -132,8 +138,9 @@ class ShapeFactors(Stateful):
         least, usual = WORTH * (self.rows @ usual) / rows + TINY_US, usual.take(cell, axis=0)
         far = np.maximum(np.abs(np.log((x + least) / (usual + least))) - _FREE_WORK, 0.0)
         by_form = ((far * np.abs(x - usual)) @ cost) / np.maximum(x @ cost, TINY_US)
-        reached: Floats = np.where(cell >= PREFILL_CELL, far.max(axis=1), by_form)
-        return reached
+        reach = np.where(cell >= PREFILL_CELL, far.max(axis=1), by_form)
+        comparable: Floats = 1.0 / (1.0 + np.square(reach / WORTH))
+        return comparable
 
     # ---------------------------------------------------------------- learning
 
@@ -158,14 +165,14 @@ class ShapeFactors(Stateful):
             rows = slice(starts[k], starts[k] + count[k])
             self.x[ids[k]] = x[rows].mean(axis=0)
             first = min(max(median_of(log_ratio[rows]), -_FIRST_CLIP), _FIRST_CLIP)
-            self.log_y[ids[k]] = first + math.log(max(float(self.x[ids[k]] @ beta), TINY_US))
+            self.log_y[ids[k]] = first + _log_us(self.x[ids[k]], beta)
         usual = self.mean_log_ratio(ids, beta)
         limit = np.where(before < FEW_ROWS, _FIRST_CLIP, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count
         self.x[ids] = mean = self.x[ids] * (1.0 - rate)[:, None] + np.add.reduceat(x, starts, axis=0) * share[:, None]
-        self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + np.log(np.maximum(mean @ beta, TINY_US))
+        self.log_y[ids] = usual + share * np.add.reduceat(e, starts) + _log_us(mean, beta)
         self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 
@@ -187,7 +194,7 @@ class ShapeFactors(Stateful):
         """
         ids = then.rows.nonzero()[0]
         self.x[ids] = then.x[ids]
-        self.log_y[ids] = then.mean_log_ratio(ids, before) + np.log(np.maximum(then.x[ids] @ after, TINY_US))
+        self.log_y[ids] = then.mean_log_ratio(ids, before) + _log_us(then.x[ids], after)
         self.rows[ids] = np.minimum(then.rows[ids], 2.0 * NOISE_ROWS)
 
     def add(self, other: ShapeFactors) -> None:

@@ -138,7 +138,7 @@ class Fit(Stateful):
             precision, pruned = relevance(a + np.diag(known), b + known * mean, scale**2, self._always, self.free)
             self.h = known + precision
         pull = np.divide(known * mean, self.h, out=np.zeros(self.p), where=self.h > 0.0)  # a relevance pulls to 0
-        found = solve(a, b, self.free, self.passive | ~self.live, prior_precision=self.h, prior_mean=pull)
+        found = solve(a, b, self.free, prior_precision=self.h, prior_mean=pull)
         self.beta, self.passive, self.live = np.where(pruned, 0.0, found.beta), found.passive & ~pruned, found.live
         return self.beta
 
@@ -147,7 +147,7 @@ class Fit(Stateful):
         p, g = self.p, self.strata.total()
         self.solve(g, scale)
         if self.prior is not None:
-            own = solve(g[:p, :p], g[:p, p], self.free, self.passive).beta
+            own = solve(g[:p, :p], g[:p, p], self.free).beta
             if is_contradicted(_misfit(g, self.beta), _misfit(g, own)):
                 self.prior = None
                 self.solve(g, scale)
@@ -372,7 +372,7 @@ class RlsLearner(Stateful):
         """The model as published; None before the first fit."""
         if not self.started:
             return None
-        told = {"rows": self.rows, "effective_rows": self.effective_rows()}
-        means = self.sums / self.sums[-1]
-        model = model_snapshot(self.features.columns, self.fit.beta, means, self.diagnosis())
-        return msgspec.structs.replace(model, error=self.error.snapshot(), **told)
+        model = model_snapshot(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.diagnosis())
+        return msgspec.structs.replace(
+            model, rows=self.rows, effective_rows=self.effective_rows(), error=self.error.snapshot()
+        )

@@ -6,8 +6,8 @@
 
 H is added at every solve and is not part of A, so it cannot be forgotten: this makes wind-up impossible. A ridge of
 1e-6 on the scaled diagonal bounds the condition number by p * 1e6. Columns without data and without a prior take no
-part and get 0. The active set starts from the last solve's, which is right in all but a few blocks; else one column
-after another enters or leaves it, the last that is wrong first, until none is (Murty's rule).
+part and get 0. From all columns on, one after another is held at 0 or let go again, the last that is wrong first,
+until none is (Murty's rule).
 
 A donor is another configuration's learner with the same columns; its coefficients are the mean, and
 
@@ -25,7 +25,7 @@ Reference: Murty, Note on a Bard-type scheme for solving the complementarity pro
     u = (y - yhat) sqrt(weight l) / f              relative residual of one step (rows that overlap have weight < 1:
                                                    this one tells of weight l steps alone)
     h = min(1, 2.5 / (|u| / s))                    Huber's share, 1 for a normal row
-    w = weight l / f^2 h min(1, 50 g / yhat)^2     g: f or the mean, the larger; this factor from the first fit on
+    w = weight l / f^2 h min(1, 50 g / yhat)^2     g: f or the mean, the larger (RlsLearner.learn)
 
 f is clipped because plain 1 / yhat^2 runs away: a huge yhat makes its own misfit look small. The last factor bounds
 what one row does: else a step of 10 ms that is told to have had 2^30 tokens takes their coefficient away. The floor
@@ -104,27 +104,26 @@ def solve(
     a: Floats,
     b: Floats,
     free: Mask,
-    warm: Mask,
     *,
     prior_precision: Floats | float = 0.0,
     prior_mean: Floats | float = 0.0,
 ) -> Solution:
-    """Minimise the quadratic above; ``free`` columns may be negative, ``warm`` is the last passive set."""
+    """Minimise the quadratic above; ``free`` columns (p,) may be negative."""
     diagonal, right = a.diagonal() + prior_precision, b + prior_precision * prior_mean
     live = diagonal > TINY
-    on, beta, passive = live.nonzero()[0], np.zeros(len(b)), (warm | free) & live
+    on, beta, passive = live.nonzero()[0], np.zeros(len(b)), live.copy()
     scale = 1.0 / np.sqrt(diagonal[on])
     c = a[on[:, None], on] * scale
     c *= scale[:, None]
     c.flat[:: len(on) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
-    first = passive if passive.any() else live
-    z, passive[on] = _pivot(c, right[on] * scale, free[on], first[on])
+    z, passive[on] = _pivot(c, right[on] * scale, free[on])
     beta[on] = z * scale
     return Solution(beta, passive, live)
 
 
-def _pivot(c: Floats, rhs: Floats, free: Mask, passive: Mask) -> tuple[Floats, Mask]:
-    """Z of the scaled system and its passive set, from the one that is given."""
+def _pivot(c: Floats, rhs: Floats, free: Mask) -> tuple[Floats, Mask]:
+    """Z of the scaled system, and its passive set."""
+    passive: Mask = np.ones(len(rhs), np.bool_)
     tolerance = -_TOLERANCE * float(np.abs(rhs).max(initial=0.0))
     for _ in range(_EXCHANGES_MAX):
         on, z = passive.nonzero()[0], np.zeros(len(rhs))

@@ -137,7 +137,7 @@ def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | No
     a = np.sum([m.T @ donor.a @ m for donor, m in used], axis=0)
     b = np.sum([m.T @ donor.b for donor, m in used], axis=0)
     none = np.zeros(len(names), np.bool_)
-    return Pooled(system, target, names, solve(a, b, none, ~none).beta, used)
+    return Pooled(system, target, names, solve(a, b, none).beta, used)
 
 
 def priors_of(donors: Sequence[Donor]) -> Priors:

@@ -193,7 +193,7 @@ def capped(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
     points, known, none = sums[:, : p + 1, : p + 1], rows / (1.0 + rows), np.zeros(p, np.bool_)
     total = np.einsum("k,kij->ij", known, points)
-    sigma = max(MISFIT, _misfit(points, known, solve(total[:p, :p], total[:p, p], none, ~none).beta))
+    sigma = max(MISFIT, _misfit(points, known, solve(total[:p, :p], total[:p, p], none).beta))
     weight, means = known / sigma**2, points[:, p, :p]
     c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
     a = np.einsum("k,kij->ij", weight, points[:, :p, :p]) - means.T @ (np.diag(weight) - c) @ means
@@ -269,7 +269,7 @@ def estimate(
     precision = np.where(has, prior.sd**-2.0, 1.0)
     a, b = m.T @ own_a @ m, m.T @ (own_b - own_a @ terms.base)
     none = np.zeros(len(has), np.bool_)
-    theta = solve(a, b, none, ~none, prior_precision=precision, prior_mean=mean).beta
+    theta = solve(a, b, none, prior_precision=precision, prior_mean=mean).beta
     return theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has)
 
 

@@ -36,7 +36,7 @@ def test_statistics_and_solve_equal_the_recursion_row_by_row(seed, p, n, forgets
             block = dataclasses.replace(lines, weight=half_lives * HALF_LIFE_STEPS * one)
             strata.learn(Design.of(portable(Target.STEP_TIME), block), z[rows], one, one)
     g, free = strata.total(), np.ones(p, np.bool_)
-    found = solve(g[:p, :p], g[:p, p], free, free, prior_precision=prior).beta
+    found = solve(g[:p, :p], g[:p, p], free, prior_precision=prior).beta
 
     # What is added at every solve has not decayed; the recursion's first penalty has.
     forgetting = 2.0**-half_lives

@@ -1,4 +1,4 @@
-"""The solver finds the minimum, from any start."""
+"""The solver finds the minimum."""
 
 import itertools
 
@@ -35,9 +35,8 @@ def test_equals_the_best_of_all_active_sets(seed, p, free, correlation):
     y = x @ (rng.normal(size=p) / np.abs(x).mean(axis=0))
     a, b = x.T @ x, x.T @ y
     mask = np.arange(p) >= p - free
-    warm = rng.random(p) < 0.5
     ridged = a + 1e-6 * np.diag(a.diagonal())
-    found = solve(a, b, mask, warm)
+    found = solve(a, b, mask)
     scale = np.sqrt(a.diagonal())
     expected = _by_enumeration(ridged / np.outer(scale, scale), b / scale, mask) / scale
     assert np.allclose(found.beta * scale, expected * scale, rtol=1e-7, atol=1e-7 * np.abs(expected * scale).max())

@@ -46,7 +46,7 @@ def measure(board):
             board.keep(f"{what}: x beta F, last 1,500 rows, mean", mean[0, 0])
             board.keep(f"{what}: published, 1,000 rows after", mean[1, 1])
             board.keep(f"{what}: x beta F, 1,000 rows after", mean[1, 0])
-        for detector in DETECTORS[:3]:
+        for detector in DETECTORS[:-1]:
             _measure_detector(board, pool, detector)
 
 

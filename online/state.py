@@ -10,6 +10,9 @@ Who is saved is :class:`Stateful`: ``to_state()`` gives its tree, and ``from_sta
 fresh object says what fits: the same types, dtypes and shapes, integers >= 0, numbers finite. No code is run that the
 bytes name, and a file that expands beyond a bound is refused: a state may come from somewhere else.
 
+Who adds something that is saved names it in ``SAVED`` of the class that holds it, gives it its fresh value in
+``__init__``, and increments ``VERSION``. If states are merged, the ``add`` of the class says what becomes of two.
+
 Guarantees: a file cut at any byte or with any bit flipped raises :class:`StateError`, and so does one of another
 version, and a value that does not fit (tests/property/test_state.py).
 

@@ -6,7 +6,9 @@
 
     entry = mark u32 | length u32 | CRC-32 u32 | MessagePack of number, peer, transport, spans, arrival and payload
 
-Little endian. ``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one.
+Little endian. ``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one. Whoever
+changes what an entry has, changes the last byte of the mark: a start finds no entry of another format, and counts them
+as lost.
 
 An appended entry is read again after the death of the process. The kernel writes it to the disk when it likes, so that
 the death of the node may cost the newest. A damaged entry is never read as one, and costs no other: the next one is

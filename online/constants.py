@@ -12,8 +12,6 @@ MEAN_ABS_TO_SD = math.sqrt(math.pi / 2.0)
 """Of a normal distribution, standard deviation per mean absolute deviation."""
 TENTH = _NORMAL.inv_cdf(0.9)
 """The normal deviate of P90."""
-# Source: Tukey's bisquare cut with 95 % efficiency at the normal; Holland and Welsch (Comm. Stat. 1977).
-BISQUARE = 4.685
 # Measured: the share of peak that H100 GEMM tables reach (online/features/systems.py).
 GEMM_EFFICIENCY = 0.62
 # Guess: rows that share their noise; they are solved, compared and scored together.

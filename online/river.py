@@ -50,7 +50,7 @@ from .snapshot import CorrectionSnapshot, ModelSnapshot
 from .state import Stateful, Tree
 
 # Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-RESIDUAL_MAX, _THRESHOLD = 0.15, 0.05
+RESIDUAL_MAX = 0.15
 # Guard: cost; rows per second of event time that each model sees of a target.
 ROWS_PER_S = 32.0
 
@@ -105,7 +105,7 @@ class Regression(Stateful):
 
     def __init__(self) -> None:
         self.scaler = preprocessing.StandardScaler()
-        self.linear = linear_model.LinearRegression(loss=optim.losses.Huber(_THRESHOLD))
+        self.linear = linear_model.LinearRegression(loss=optim.losses.Huber(0.05))
 
     def learn(self, u: Floats, e: Floats) -> Floats:
         """D of each row u, (n, 8), before it is learned with its e, (n,); not finite from where it diverged."""

@@ -24,7 +24,7 @@ that make microseconds, which no fit within one can see. Its service rate is B /
 
 ``mole_rd`` is a mixture of linear experts, y = sum_r g_r (c_r + sum_j beta_rj phi_rj). Its gates g, which sum to 1,
 depend on the raw features only, so that it is linear in all coefficients and one solve fits all experts. Away from the
-boundaries a gate is 0 or 1; within ``BAND`` of one, two experts share a row. Saturation is tested first: as written it
+boundaries a gate is 0 or 1; within 0.05 of one, two experts share a row. Saturation is tested first: as written it
 could be reached in the middle band only.
 
 ``rece`` has a dictionary, ``hfd_tl`` a part of it in three stages (base, configuration, residual), ``bsr_ard``, of
@@ -54,13 +54,6 @@ from .sheets import Sheet, sheet_of
 
 # Guess: the usual share of the sheet's bandwidth; it decides only which phase is bound by what.
 _BANDWIDTH_EFFICIENCY = 0.80
-# Measured: on Mixtral on H100.
-_FILLED_TOKENS = 32.0
-# Guard: no division by 0 at full usage.
-_EPSILON = 0.01
-# Guess.
-BAND = 0.05
-"""Half width of the zone around a boundary in which two experts share a row."""
 
 OfStep = Callable[[Raw], Floats]
 
@@ -89,7 +82,7 @@ def ratio(numerator: Floats, denominator: Floats) -> Floats:
     return np.divide(numerator, denominator, out=np.zeros_like(numerator), where=denominator != 0.0)
 
 
-def ramp(value: Floats, boundary: float, band: float = BAND) -> Floats:
+def ramp(value: Floats, boundary: float, band: float = 0.05) -> Floats:
     """0 below the zone, 1 above it, linear inside."""
     return np.asarray(np.clip((value - boundary) / (2.0 * band) + 0.5, 0.0, 1.0))
 
@@ -123,10 +116,10 @@ _OF_STEPS: dict[str, tuple[str, OfStep]] = {
     "tokens": ("token", tokens),
     "pairs": ("", pairs),
     "usage": ("", usage),
-    "pressure": ("", lambda raw: 1.0 / (1.0 - np.clip(usage(raw), 0.0, 1.0) + _EPSILON)),
+    "pressure": ("", lambda raw: 1.0 / (1.0 - np.clip(usage(raw), 0.0, 1.0) + 0.01)),
     "mix": ("", lambda raw: ratio(raw["prefill_tokens"] * raw["decode_tokens"], tokens(raw) ** 2)),
     "has_prefill": ("", lambda raw: (raw["prefill_tokens"] > 0.0).astype(float)),
-    "tokens_to_32": ("token", lambda raw: np.minimum(tokens(raw), _FILLED_TOKENS)),
+    "tokens_to_32": ("token", lambda raw: np.minimum(tokens(raw), 32.0)),
     "batch": ("", lambda raw: np.maximum(raw["running"], 1.0)),
     "offloaded": ("", _blocks("offload_blocks")),
     "restored": ("", _blocks("restore_blocks")),

@@ -82,13 +82,6 @@ if TYPE_CHECKING:
 
 # Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
 _LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
-# Derived: 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on,
-# 27 % short at 2.
-_STUDENT = 1.21
-# Guard: one wild shape does not decide all.
-_LEVERAGE_MAX = 0.9
-# Measured: on recordings with complete telemetry beside the pages; see the module's head.
-_OF_PAGES = 0.10
 
 
 class ScoreCovariance(Stateful):
@@ -151,7 +144,8 @@ class ScoreCovariance(Stateful):
             return None
         matrix: Floats = self.m.sum(axis=0)
         spare = (count / free) / (1.0 - float(_lags(count) + 1.0) / count)
-        return matrix * (spare * (1.0 + _STUDENT / free) ** 2)
+        # 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on.
+        return matrix * (spare * (1.0 + 1.21 / free) ** 2)
 
     def discount(self, keep: float, gain: float, strata: slice) -> None:
         """See Strata.discount; scores have w r = w y in them. Open windows are of the speed before: they are left."""
@@ -198,7 +192,7 @@ def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints) -> Floa
     x, rows = shapes.x[visited], shapes.rows[visited]
     z = x[:, on] / np.maximum(x @ fit.beta, TINY_US)[:, None]
     rows_of_fit = rows * (fit.strata.effective_rows() / float(rows.sum()))
-    leverage = np.minimum(rows_of_fit * np.einsum("ij,ij->i", z @ c, z), _LEVERAGE_MAX)
+    leverage = np.minimum(rows_of_fit * np.einsum("ij,ij->i", z @ c, z), 0.9)
     misfit = np.minimum(shapes.log_factors(visited, fit.beta) ** 2, ERROR_MAX**2)
     misfit -= np.square(shrinkage(rows) * shapes.spread[visited]) / np.minimum(rows, MEMORY_ROWS)
     misfit /= 1.0 - leverage
@@ -261,7 +255,7 @@ def diagnose(
     variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
     covariance[among] = _sampling(fit, variance * g[among], c, scale, on)
     if by_pages:
-        covariance[among] += np.diag((np.where(fit.intercept, MISFIT, _OF_PAGES) * fit.beta)[on] ** 2)
+        covariance[among] += np.diag((np.where(fit.intercept, MISFIT, 0.1) * fit.beta)[on] ** 2)
     elif shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
         form = form_covariance(shapes, fit, c, on)
         form_error[on] = np.sqrt(form.diagonal())

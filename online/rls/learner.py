@@ -68,8 +68,6 @@ MEAN_TARGETS = frozenset({Target.API_QUEUEING, Target.POST_DECODE, Target.FIRST_
 # share bounds the time of a row and not its features: one step of 2^31 tokens takes a coefficient away. With 5 sound
 # rows of c0_smoke count less, too, and its error is 29.0 % instead of 26.7; with 100 more of such a step stays.
 _REACH = 50.0
-# Guess: the least that a median can defend.
-_MIN_START_ROWS = 3
 _CONTEXT_TOKENS = "decode_context_tokens"
 
 
@@ -300,7 +298,7 @@ class RlsLearner(Stateful):
 
         From the 256th on, or with ``last``, this was the last fit of its kind: the rows are held no more.
         """
-        if self.burn_in is None or len(self.burn_in) < _MIN_START_ROWS:
+        if self.burn_in is None or len(self.burn_in) < 3:  # noqa: PLR2004 -- the least that a median can defend
             return
         held = Design.of(self.features, self.burn_in)
         z = _augmented(held)

@@ -67,7 +67,6 @@ import numpy as np
 
 from online.blocks import median_of
 from online.constants import (
-    BISQUARE,
     DONOR_SHARE,
     MAD_TO_SD,
     MISFIT,
@@ -87,8 +86,6 @@ RELATIVE_RIDGE = 1e-6
 _TOLERANCE = 1e-10
 # Guard: exchanges of columns end by themselves, in two for each column or so, but rounding may turn them in a circle.
 _EXCHANGES_MAX = 1000
-# Guess: a donor is dropped where the own fit is twice as good, and better by 5 %.
-_WORSE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ def is_contradicted(misfit: float, own: float) -> bool:
 
     Relative errors, of the estimate that believes it and of the fit of the rows alone.
     """
-    return misfit > max(_WORSE * own, own + WORTH)
+    return misfit > max(2.0 * own, own + WORTH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +219,11 @@ def huber(u: Floats, scale: float) -> Floats:
 
 
 def bisquare(z: Floats) -> Floats:
-    """Tukey's share for normalised residuals z: 0 beyond 4.685, where Huber still listens."""
-    inside: Floats = np.maximum(0.0, 1.0 - (z / BISQUARE) ** 2)
+    """Tukey's share for normalised residuals z: 0 beyond 4.685, where Huber still listens.
+
+    That cut has 95 % efficiency at the normal (Holland and Welsch).
+    """
+    inside: Floats = np.maximum(0.0, 1.0 - (z / 4.685) ** 2)
     return inside * inside
 
 

@@ -43,8 +43,6 @@ from .solve import RELATIVE_RIDGE
 _BATCHES, _CONTEXTS, _SHORT = STRATA // 2, 9, 9
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
-# Guess: a slope is told only where it is ten standard deviations.
-_TIMES_SD = 10.0
 
 
 class Strata(Stateful):
@@ -133,7 +131,7 @@ class Strata(Stateful):
         varies = left[:, 0] > 100.0 * RELATIVE_RIDGE * strata[:, column, column]
         total, wanted = left[varies].sum(axis=0).tolist()
         slope = wanted / total if total > 0.0 else 0.0
-        return slope if slope > 0.0 and slope * math.sqrt(total) > _TIMES_SD * scale else None
+        return slope if slope > 0.0 and slope * math.sqrt(total) > 10.0 * scale else None
 
     # ---------------------------------------------------------------- changing what is known
 

@@ -79,9 +79,7 @@ MUTANTS = (
         "moved = (z @ c) * rows_of_fit",
         "moved = 0.0 * (z @ c) * rows_of_fit",
     ),
-    Mutant(
-        "few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + _STUDENT / free) ** 2)", "* spare"
-    ),
+    Mutant("few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + 1.21 / free) ** 2)", "* spare"),
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",

@@ -15,7 +15,7 @@ is exact as long as kv here is kv there: shapes of models and bandwidths of GPUs
 alphas, experts and hidden prefix-cache hits are folded into what BLIS can hold. Of the last, with P and R the mean
 prompt tokens and requests of a step and N the mean prompt:
 
-    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N
+    f = c_p P / (R - 1)      b[5] += f      b[6] -= f      alpha[0] += c_p N      and without N      b[5] += c_p P / R
 
 Traffic is written as BLIS's TraceV2: a header, and a table whose 27 columns are read by their position, with times in
 whole microseconds since the first arrival.
@@ -228,20 +228,20 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
         return _Folded(warnings=(f"{computed} in one without (blis-trace), tokens that were cached are charged, too",))
     price_us = prices["prefill_tokens"]
     price = f"{hidden}: {price_us:.4g} µs per prompt token, cached or computed,"
-    tokens, others = step["prefill_tokens"].mean or 0.0, (step["requests"].mean or 0.0) - 1.0
     prompts = (_mean_of(_features(config, target), "prompt_tokens") for target in ("api_queueing", "queue_wait"))
     prompt = next(filter(None, prompts), 0.0)
-    others_us = price_us * tokens / others if others > 0.0 else math.inf
-    if not prompt or others_us > prices["intercept"]:
-        why = "hardly any others run beside a request" if prompt else "the mean prompt is not known"
-        alone = f"stay in beta[8], for traces without prefix_group (blis-trace) alone: {why}"
-        return _Folded(warnings=(f"{price} {alone}",))
+    tokens, payers = step["prefill_tokens"].mean or 0.0, (step["requests"].mean or 0.0) - (prompt > 0.0)
+    each_us = price_us * tokens / payers if payers > 0.0 else math.inf
+    if each_us > prices["intercept"]:
+        alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone"
+        return _Folded(warnings=(f"{price} {alone}: hardly any others run beside a request",))
     spread = {
         "prefill_tokens": 0.0,
-        "requests": prices["requests"] + others_us,
-        "intercept": prices["intercept"] - others_us,
+        "requests": prices["requests"] + each_us,
+        "intercept": prices["intercept"] - (each_us if prompt else 0.0),
     }
-    into = f"into alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6] at {others_us:.4g} µs"
+    own = f"alpha[0] at {prompt:.1f}, and for others that run into beta[5] less beta[6]"
+    into = f"into {own if prompt else 'beta[5] alone, since the mean prompt is not known,'} at {each_us:.4g} µs"
     kinds = "for traces with prefix_group and without (blis-trace), of lengths like those learned from"
     return _Folded(spread, price_us * prompt, (f"{price} are folded {into}; {kinds}",))
 

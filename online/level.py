@@ -82,14 +82,14 @@ class PhaseLevel(Stateful):
         self.last_ns = max(self.last_ns, int(end_ns.max()))
         values = np.minimum(np.maximum(log_ratio, -LEVEL_MAX), LEVEL_MAX).tolist()
         self._means = self._means or _fresh_means()
-        told = [[0.0] * n]
+        by_half_life = [[0.0] * n]
         for mean in self._means:
             known = list[float]()
             for value in values:
                 known.append(mean.get())
                 mean.update(value)
-            told.append(known)
-        before = np.array(told)
+            by_half_life.append(known)
+        before = np.array(by_half_life)
         self.late.learn(self.late_means[0, :, None], log_ratio)
         chosen: Floats = before[self.now.learn(before, log_ratio), np.arange(n)]
         return chosen

@@ -169,16 +169,16 @@ class ResidualModel(Stateful):
 
     def learn(self, rows: RowBlock, left: Floats) -> Floats:
         """Rows and their e, (n,); d of each by what was known before it, (n,)."""
-        seen, told = self.rate_limit.pick(rows.end_ns), np.array([self.last_value])
+        seen, values = self.rate_limit.pick(rows.end_ns), np.array([self.last_value])
         if len(seen):
             shown = rows.take(seen)
-            told = np.append(told, self.model.learn(context_of(shown), left[seen]))
-            if not np.isfinite(told).all():
+            values = np.append(values, self.model.learn(context_of(shown), left[seen]))
+            if not np.isfinite(values).all():
                 self._start_over()
-                told = np.nan_to_num(told, posinf=0.0, neginf=0.0)
-        last_value = np.clip(told, -RESIDUAL_MAX, RESIDUAL_MAX)
-        self.last_value = float(last_value[-1])
-        added = np.repeat(last_value, np.diff(seen, prepend=0, append=len(left)))
+                values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
+        values = np.clip(values, -RESIDUAL_MAX, RESIDUAL_MAX)
+        self.last_value = float(values[-1])
+        added = np.repeat(values, np.diff(seen, prepend=0, append=len(left)))
         published = added if self.active else np.zeros_like(added)
         self.contest.learn(np.stack((np.zeros_like(added), added)), left, len(seen) / len(left))
         self.learned += len(seen)

@@ -267,9 +267,9 @@ def diagnose(
         vif = np.maximum((a - alike) * inverse, 1.0)
     share = np.minimum(np.maximum(1.0 - ridge * inverse, 0.0), 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
-    told = InferenceResult(covariance, form_error, vif, condition, [], [])
-    _judge(told, fit, share, excitation, _OF_PAGES_ERROR if by_pages else IDENTIFIED_ERROR)
-    return told
+    result = InferenceResult(covariance, form_error, vif, condition, [], [])
+    _judge(result, fit, share, excitation, _OF_PAGES_ERROR if by_pages else IDENTIFIED_ERROR)
+    return result
 
 
 def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Floats:
@@ -282,12 +282,12 @@ def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Flo
     return not_below(c @ (of_scores[np.ix_(on, on)] + prior) @ c, independent)
 
 
-def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats, most: float) -> None:
+def _judge(result: InferenceResult, fit: Fit, share: Floats, excitation: Floats, most: float) -> None:
     """Status and reason of every column, from its part of the information and its cv, (p,) each.
 
     ``most``: relative error from which one is too wide.
     """
-    stderr, spread = told.stderr, fit.strata.spread()
+    stderr, spread = result.stderr, fit.strata.spread()
     carried = float(fit.score_covariance.windows.sum()) > 2 * np.count_nonzero(fit.live) + 1
     shared = bool((fit.intercept & fit.live).any())
     known = np.zeros(fit.p, np.bool_) if fit.prior is None else np.isfinite(fit.prior.sd)
@@ -304,34 +304,34 @@ def _judge(told: InferenceResult, fit: Fit, share: Floats, excitation: Floats, m
         else:
             if not carried or share[j] <= _IDENTIFIED_SHARE:
                 reason = Reason.FEW_ROWS
-            elif told.vif[j] > VIF_MAX:
+            elif result.vif[j] > VIF_MAX:
                 reason = Reason.COLLINEAR
             elif not intercept and spread[j] <= _ONE_SIZE_CV:
                 reason = Reason.ONE_SIZE
             elif stderr[j] >= most * abs(beta):
                 reason = Reason.WIDE
             status = "weak" if reason else "identified"
-        told.status.append(status)
-        told.reason.append(reason)
+        result.status.append(status)
+        result.reason.append(reason)
 
 
 # ------------------------------------------------------------------- as published
 
 
-def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, told: InferenceResult) -> ModelSnapshot:
+def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, result: InferenceResult) -> ModelSnapshot:
     """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
-    published = [j for j in range(len(columns)) if told.status[j] != _ABSENT]
-    stderr = told.stderr
+    published = [j for j in range(len(columns)) if result.status[j] != _ABSENT]
+    stderr = result.stderr
     features = [
         FeatureSnapshot(
             name=columns[j].name,
             unit=columns[j].unit,
             coefficient=float(beta[j]),
-            status=told.status[j],
-            reason=told.reason[j],
-            stderr=None if told.vif[j] > VIF_MAX and told.status[j] != "prior_only" else float(stderr[j]),
-            form_error=_finite(told.form_error[j]),
-            vif=_finite(told.vif[j]),
+            status=result.status[j],
+            reason=result.reason[j],
+            stderr=None if result.vif[j] > VIF_MAX and result.status[j] != "prior_only" else float(stderr[j]),
+            form_error=_finite(result.form_error[j]),
+            vif=_finite(result.vif[j]),
             mean=float(means[j]),
         )
         for j in published
@@ -340,8 +340,8 @@ def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, told:
         features=features,
         rows=0,
         effective_rows=0.0,
-        condition_number=told.condition,
-        covariance=told.covariance[np.ix_(published, published)].tolist(),
+        condition_number=result.condition,
+        covariance=result.covariance[np.ix_(published, published)].tolist(),
     )
 
 

@@ -165,7 +165,7 @@ def compare_replicas(replicas: Sequence[Replica], learned_rows: int, names: Sequ
     snapshots = []
     for index, replica in enumerate(replicas):
         r, stderr = float(whole.log_ratio[index]), float(whole.stderr[index])
-        told: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
+        fields: dict[str, Any] = {} if math.isnan(r) else {"ratio": math.exp(r), "stderr": math.exp(r) * stderr}
         differs, term = bool(whole.differs[index] or prefill.differs[index]), None
         if whole.differs[index]:
             beta, contrast = whole.beta[index], whole.contrast[index]
@@ -176,8 +176,8 @@ def compare_replicas(replicas: Sequence[Replica], learned_rows: int, names: Sequ
             added = math.expm1(prefill.log_ratio[index]) * float(prefill.beta[index][column])
             term = MovedTerm(names[column], added)
         if term is not None and term.name:
-            told |= {"term": term.name, "added": term.added or None}
-        snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=differs, **told))
+            fields |= {"term": term.name, "added": term.added or None}
+        snapshots.append(ReplicaSnapshot(engine=replica.engine, rows=replica.rows, differs=differs, **fields))
     return sorted(snapshots, key=_furthest_first)
 
 

@@ -192,6 +192,8 @@ class Prior:
         return Prior(mean, np.where(sd > 0.0, sd, np.inf), misfit)
 
 
+# ------------------------------------------------------------------- weights of rows
+
 # Guess: cut in scales; Huber's own 1.345 is the one for 95 % efficiency.
 HUBER = 2.5
 # Guard: a tiny y does not own the fit. With 5 % no error of a step moves; of waits in a queue, most of which are next
@@ -267,6 +269,8 @@ def weigh_first_rows(
         scale = max(QUIETEST, MAD_TO_SD * median_of(np.abs(u)))
     return weight, share, scale, median_us
 
+
+# ------------------------------------------------------------------- which columns matter
 
 # Guess: the log evidence below which a change is not worth making.
 _LEAST_GAIN = 1e-3

@@ -173,8 +173,8 @@ class TargetState(Stateful):
         if self.sheet_prior is not None and model is not None and self.sheet_prior.fits(model):
             if PORTABLE not in models:
                 return self.sheet_prior.target_before()
-            if (told := self.sheet_prior.after(model, models[PORTABLE])) is not None:
-                models[PORTABLE], beta = told, np.array([feature.coefficient for feature in told.features])
+            if (blended := self.sheet_prior.after(model, models[PORTABLE])) is not None:
+                models[PORTABLE], beta = blended, np.array([feature.coefficient for feature in blended.features])
         vector, champion, watcher = self.target.vector, self._best(), self.watcher()
         if watcher is None or champion not in models:
             return None
@@ -206,10 +206,10 @@ class TargetState(Stateful):
     def _models_as_published(self) -> dict[str, ModelSnapshot]:
         models = {name: model.snapshot() for name, model in self.river.items()}
         models |= {name: model.snapshot() for name, model in self.models.items()}
-        told = {name: model for name, model in sorted(models.items()) if model is not None}
-        if self.published is not None and PORTABLE in told:
-            told[PORTABLE] = self.published.with_errors(told[PORTABLE])
-        return told
+        known = {name: model for name, model in sorted(models.items()) if model is not None}
+        if self.published is not None and PORTABLE in known:
+            known[PORTABLE] = self.published.with_errors(known[PORTABLE])
+        return known
 
     def _doubts(self, watcher: RlsLearner, replicas: Sequence[ReplicaSnapshot]) -> dict[Reason, str]:
         """Why no coefficient of steps should be used, a clause each."""

@@ -167,10 +167,6 @@ _TELEMETRY_GAPS = {
     "metrics": "means of many steps, from pages of counters",
     "merged": "merged states do not say which telemetry they are from; a sidecar or a replay does",
 }
-_UNCOUNTED = (
-    "no page counts the requests (--scrape would), so that a sampler in a collector, or one more API server, would not "
-    "show: coefficients and predictions may be wrong"
-)
 _PREFIX_HITS = "prefix-cache hits are hidden: a prompt token costs the mean of cached and computed ones"
 
 
@@ -251,7 +247,6 @@ def judged(config: ConfigDocument, reasons: tuple[str, ...], model: Model | None
     spans = config.facts.get("trace_sampling")
     hidden = (
         _TELEMETRY_GAPS.get(config.telemetry, ""),
-        _UNCOUNTED if config.telemetry == "requests" and spans is None else "",
         f"a span of {spans:.1%} of the requests" if isinstance(spans, float) and spans < 1.0 else "",
         _PREFIX_HITS if config.prefix_hits_hidden else "",
     )

@@ -84,8 +84,7 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     """One finished request, as its engine's API server tells it (gen_ai.latency.*).
 
     ``cached_tokens`` of the prompt were in the prefix cache, MISSING where that is not told. ``decode_s`` is from first
-    to last token, else to the end. Other latencies that were not sent are NaN. ``has_caller``: it goes on with a trace
-    of whoever sent the request, which decides whether there is a span.
+    to last token, else to the end. Other latencies that were not sent are NaN.
     """
 
     span_id: bytes
@@ -100,7 +99,6 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     cached_tokens: int = MISSING
     queue_s: float = math.nan
     prefill_s: float = math.nan
-    has_caller: bool = False
 
 
 class Telemetry(msgspec.Struct):

@@ -175,7 +175,6 @@ def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
         model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
-        has_caller=bool(span.parent_span_id),
         **told,
     )
 

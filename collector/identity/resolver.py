@@ -65,7 +65,7 @@ IDENTITY: tuple[str, ...] = (
 a ``role``.
 """
 
-BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts", "num_experts_per_tok")
+BESIDE: tuple[str, ...] = ("num_gpu_blocks", "num_experts", "num_experts_per_tok", "trace_sampling")
 """Facts worth knowing that do not make a configuration."""
 
 HARDWARE: tuple[str, ...] = (

@@ -127,8 +127,8 @@ class Calibration(msgspec.Struct):
 class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
-    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share``, ``since_caller`` and ``longest_ns`` an API
-    process's, ``front_ends`` a page's; ``server`` is whom a page or passes are of.
+    ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``longest_ns`` an API process's,
+    ``front_ends`` a page's; ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -140,7 +140,6 @@ class EmitterCheckpoint(msgspec.Struct):
     calibration: Calibration | None = None
     duplicate_of: str = ""
     trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    since_caller: Natural = 0
     longest_ns: Natural = 0
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=FRONT_ENDS_MAX)] = 1
     server: str = ""
@@ -156,8 +155,7 @@ class EmitterCheckpoint(msgspec.Struct):
                 kept.calibration = Calibration.of(emitter)
                 kept.duplicate_of = emitter.duplicate_of.instance if emitter.duplicate_of is not None else ""
             case ApiProcess():
-                kept.trace_share, kept.since_caller = emitter.sampling.share, emitter.sampling.since_caller
-                kept.longest_ns = emitter.longest_ns
+                kept.trace_share, kept.longest_ns = emitter.sampling.share, emitter.longest_ns
             case PageEngine():
                 kept.front_ends = min(emitter.windows.front_ends, FRONT_ENDS_MAX)
         return kept
@@ -172,8 +170,7 @@ class EmitterCheckpoint(msgspec.Struct):
             case Engine() if self.calibration is not None:
                 self.calibration.restore(emitter)
             case ApiProcess():
-                emitter.sampling.share_before, emitter.sampling.since_caller = self.trace_share, self.since_caller
-                emitter.longest_ns = self.longest_ns
+                emitter.sampling.share_before, emitter.longest_ns = self.trace_share, self.longest_ns
             case PageEngine():
                 emitter.windows.front_ends = self.front_ends
         return emitter

@@ -46,7 +46,7 @@ class Joiner:
         self._settings = settings
         self._idle_ns = int(settings.idle_timeout_s * 1e9)
         self._over_ns = max(self._idle_ns, settings.timeout_ns)
-        self.resolver = resolver or ConfigResolver()
+        self.resolver = resolver or ConfigResolver(settings)
         self.engines: OrderedDict[Key, Engine] = OrderedDict()
         self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
         self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
@@ -328,8 +328,8 @@ class Joiner:
         return sum(each.span_share is not None and not each.is_whole for each in self.api_processes.values())
 
     def counts_requests_of(self, config_id: str) -> bool:
-        """Whether pages count the requests of all those whose spans this configuration is learned from."""
-        return all(each.is_counted for each in self.api_processes.values() if each.config_id in ("", config_id))
+        """Whether it is known how many requests each of those has whose spans this configuration is learned from."""
+        return all(not each.unseen for each in self.api_processes.values() if each.config_id in ("", config_id))
 
     def engine_of(self, instance: str, recording: str) -> Engine | None:
         """The engine that this emitter's steps belong to."""

@@ -403,7 +403,7 @@ def check_learning(config: Config) -> None:
 def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pipeline:
     """The pipeline that the configuration asks for."""
     check_learning(config)
-    pipeline = Pipeline(config, resolver or ConfigResolver(config))
+    pipeline = Pipeline(config, resolver)
     for number, path in enumerate(config.donors):
         files = state_files(Path(path))
         if not files:

@@ -220,8 +220,10 @@ def sent(case: Case, engine: Engine, source: str, directory: Path) -> Path:
     return write_lines(directory / "pages.jsonl.gz", page_lines(engine, case.machine.model))
 
 
-def rule(case: Case) -> dict[str, object]:
-    """What docs/telemetry.md tells users to say of an engine whose records have no facts, as a configuration file."""
+def rule(case: Case, source: str) -> dict[str, object]:
+    """What docs/telemetry.md tells users to say of spans that nobody thins out, and of records without facts."""
+    if source != "fpm":
+        return {"rules": [{"facts": {"trace_sampling": 1}}]} if source == "spans" else {}
     told = facts_of(case, plugin=False) | {"vllm.async_scheduling": case.limits.asynchronous}
     names = {name: name.removeprefix("vllm.") for name in told if name.startswith("vllm.")} | {"hw.gpu.name": "gpu"}
     return {"rules": [{"facts": {key: told[name] for name, key in names.items()}}]}
@@ -255,7 +257,7 @@ class Row:
 def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[Truth]) -> Row:
     """Ask the client what it has learned from this file."""
     row = Row(case, source)
-    snapshot = learned(path, rule(case) if source == "fpm" else {})
+    snapshot = learned(path, rule(case, source))
     try:
         config = snapshot.config()
         if source == "pages":  # a page does not tell them

@@ -143,7 +143,7 @@ def test_an_answer_says_why_not_to_use_it_and_what_is_hidden_and_a_prefix_hit_is
 
     hidden = bent(young_of_spans)
     answer = json.loads(ask(target, hidden).body)
-    assert any("no page counts the requests" in clause for clause in answer["hidden"])
+    assert any("one span per request" in clause for clause in answer["hidden"])
     assert any("prefix-cache hits are hidden" in clause for clause in answer["hidden"])
     assert answer["reasons"] == ["learned from 40 rows, fewer than 256"]
     refused = ask(f"{target}&prefix_hit=0.5", hidden)

@@ -35,7 +35,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .sampling import SAMPLED_BY_CALLERS, SEVERAL_CONNECTIONS, WHOLE, TraceSampling
+from .sampling import SEVERAL_CONNECTIONS, UNCOUNTED, WHOLE, TraceSampling
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -153,12 +153,12 @@ class ApiProcess(Emitter):
 
     @property
     def unseen(self) -> str:
-        """Why a part of its requests may be missing; empty where nothing speaks for it, or a page counts them."""
+        """Why a part of its requests may be missing; empty where a page counts them, or the operator knows of all."""
         if self.is_counted:
             return ""
         if self._has_sibling():
             return SEVERAL_CONNECTIONS
-        return SAMPLED_BY_CALLERS if self.sampling.is_sampled_by_callers else ""
+        return "" if self.facts.get("trace_sampling") == 1 else UNCOUNTED
 
     def _has_sibling(self) -> bool:
         """Whether another sender without a name tells of the same time: an API server that shares the engine perhaps.

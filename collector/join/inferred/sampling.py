@@ -10,10 +10,9 @@ Spans are whole once a u >= 0.95 came, and sampled once m^n < 1e-12: after 32 tr
 after 539 at 0.95. In between, nothing is known. The latest 1,024, 128 and 32 traces are looked at, for a sampler may be
 switched on.
 
-Where a request goes on with the trace of its caller, the caller decided whether there is a span, by any rule: nothing
-of that shows, and nothing is usable. Samplers that decide by chance or by how long a request took do not show either;
-beside the page of a server, which counts its requests, they all do. So without a page no coefficient of request spans
-is more than weak.
+Samplers that decide by chance, by how long a request took, or as its caller did do not show in the ids. The page of a
+server counts its requests, so beside it they all show. Without a page nothing of request spans is usable, unless the
+operator says that every request sends one: the attribute ``trace_sampling`` is 1.
 
 References: TraceIdRatioBased of the OpenTelemetry SDKs; TraceState, Probability Sampling (OpenTelemetry specification).
 """
@@ -36,9 +35,9 @@ _CHANCE = 1e-12
 _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (_TRACES_MAX, 128, _TRACES_MIN)
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
-SAMPLED_BY_CALLERS = (
-    "those who send the requests decide which of them have spans, by a rule that need not show; "
-    "let tracefit scrape the page, which counts them"
+UNCOUNTED = (
+    "no page counts the requests, so nobody knows whether each of them sends a span; let tracefit scrape the page, or "
+    "set trace_sampling to 1 in rules if they all do"
 )
 SEVERAL_CONNECTIONS = (
     "request spans come from one address by several connections, perhaps of API servers that share an engine; give "
@@ -47,16 +46,11 @@ SEVERAL_CONNECTIONS = (
 
 
 class TraceSampling:
-    """Of one API process, by its latest traces.
-
-    ``share_before``: what an earlier process of ours knew. ``since_caller``: requests since the last one of which its
-    caller decided; so many at most.
-    """
+    """Of one API process, by its latest traces; ``share_before``: what an earlier process of ours knew."""
 
     def __init__(self) -> None:
         self._numbers: deque[tuple[float, float]] = deque(maxlen=_TRACES_MAX)
         self.share_before: float | None = None
-        self.since_caller = _TRACES_MAX
 
     @property
     def share(self) -> float | None:
@@ -70,16 +64,10 @@ class TraceSampling:
                 return largest * (traces + 1) / traces
         return 1.0 if numbers.max(axis=0).min() >= WHOLE else None
 
-    @property
-    def is_sampled_by_callers(self) -> bool:
-        """Whether a request may be missing because its caller said so."""
-        return self.since_caller < _TRACES_MAX
-
     def add(self, span: RequestSpan) -> None:
         """Take one more request."""
         low = int.from_bytes(span.trace_id[8:], "big")
         self._numbers.append((low / 2**64, 1.0 - low % 2**56 / 2**56))
-        self.since_caller = 0 if span.has_caller else min(self.since_caller + 1, _TRACES_MAX)
 
 
 def doubts_of(shares: Collection[float | None], unseen: Collection[str]) -> list[str]:

@@ -11,7 +11,7 @@ from exporters.what_if import Advisory
 from tests.support import exporter_cases as cases
 from tests.support.gpu_server import request_exports, serve
 from tests.support.page_server import RECORDED
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import EVERY_REQUEST, new_pipeline
 from tests.support.recordings import otlp_file, recording
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of, spans_in, stock_of
@@ -81,7 +81,7 @@ def test_itl_is_predicted_where_request_spans_come_of_bursts_beyond_capacity(mac
         for _ in range(size):
             traffic.send(int((burst_s + 0.3 * traffic.rng.random()) * 1e9), *traffic.sizes(700, 150, 0.5))
     engine = serve(machine, 180.0, 3, traffic=traffic)
-    pipeline = new_pipeline()
+    pipeline = new_pipeline(**EVERY_REQUEST)
     for export in request_exports(machine, engine):
         pipeline.process([Export(export, machine, "file", spans_in(export), machine)])
     pipeline.flush()

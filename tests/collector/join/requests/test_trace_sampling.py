@@ -15,12 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 import tracefit
 from collector.decode import Export
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.join.inferred.sampling import SEVERAL_CONNECTIONS
+from collector.join.inferred.sampling import SEVERAL_CONNECTIONS, UNCOUNTED
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
 from tests.support.page_server import RECORDED
-from tests.support.pipelines import by_label, new_pipeline, only_config, replayed, restarted
+from tests.support.pipelines import EVERY_REQUEST, by_label, new_pipeline, only_config, replayed, restarted
 from tests.support.stock_requests import DIALECTS, SAMPLERS, as_told_by, kept, served_in
 from tests.support.toy_spans import STOCK_SCOPE, Piece, exports_of, stock_span
 
@@ -46,7 +46,7 @@ def requests(count: int, trace_id=random_id, per_s: int = 8) -> list[Piece]:
 
 
 def learned(sent: list[Piece]) -> Pipeline:
-    return replayed(exports_of(sent))
+    return replayed(exports_of(sent), **EVERY_REQUEST)
 
 
 def go_on(pipeline: Pipeline, sent: list[Piece]) -> None:
@@ -141,9 +141,13 @@ COLLECTORS = {
 
 
 @pytest.mark.parametrize("which", COLLECTORS)
-def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say_so(which):
-    """A Collector that samples by a rule of its own shows nowhere, and may as well send all."""
-    pipeline = learned(COLLECTORS[which](requests(600, per_s=2)))
+def test_where_no_page_counts_the_requests_nothing_is_usable_unless_the_operator_knows_of_all(which):
+    """A Collector that samples by a rule of its own, or a mesh, shows nowhere, and may as well send all."""
+    sent = COLLECTORS[which](requests(600, per_s=2))
+    pipeline = replayed(exports_of(sent))
+    assert doubts(pipeline) == doubts(restarted(pipeline)) == [UNCOUNTED]
+    assert not client(pipeline).usable
+    assert doubts(learned(sent)) == []
     config = only_config(pipeline)
     assert "trace_sampling" not in config.config
     features = [
@@ -152,7 +156,6 @@ def test_where_no_page_counts_the_requests_every_coefficient_and_the_verdict_say
     assert {each.reason for each in features} <= {"uncounted", "hidden_prefix_hits", "one_size", "collinear", "wide"}
     assert "uncounted" in {each.reason for each in features}
     assert not {"identified"} & {each.status for each in features}
-    assert "no page counts the requests" in " ".join(client(pipeline).verdict.hidden)
 
 
 def by_connections(sent: list[Piece], port_of) -> list[Export]:
@@ -168,7 +171,7 @@ def test_senders_without_a_name_at_one_address_teach_nothing_and_are_told_what_t
     assert set(doubts(both)) == {SEVERAL_CONNECTIONS}
     assert drops(both)[RowDrop.AMBIGUOUS] > 560
     assert both.learned_rows == 0
-    again = replayed(by_connections(requests(600), lambda n: 40_000 + n // 40))
+    again = replayed(by_connections(requests(600), lambda n: 40_000 + n // 40), **EVERY_REQUEST)
     assert doubts(again) == []
     assert again.learned_rows > 400
 
@@ -223,30 +226,6 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 
-def with_callers(sent: list[Piece]) -> list[Piece]:
-    """The same requests, sent by somebody whose traces go on in them."""
-    out = [Piece(each.instance, each.scope, type(each.span)()) for each in sent]
-    for copy, each in zip(out, sent, strict=True):
-        copy.span.CopyFrom(each.span)
-        copy.span.parent_span_id = each.span.trace_id[8:]
-    return out
-
-
-def test_spans_that_callers_decide_on_are_usable_only_where_a_page_counts_the_requests():
-    """A mesh that keeps one request of three by chance shows in no trace id, and may as well keep all."""
-    sent = with_callers(requests(600))
-    for kept_by_chance in (sent, sent[::3]):
-        pipeline = learned(kept_by_chance)
-        told = doubts(pipeline)
-        assert [each for each in told if "let tracefit scrape the page, which counts them" in each]
-        assert not client(pipeline).usable
-        assert doubts(restarted(pipeline)) == told
-    assert doubts(beside_its_page(sent, sent)) == []
-    assert beside_its_page(sent, sent[::3]).learned_rows == 0
-    once = [*with_callers(requests(1500)[:100]), *requests(1500)[100:]]
-    assert doubts(learned(once)) == []
-
-
 def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another():
     sent = requests(600)
     own, others = of_process("api-0", sent), of_process("api-1", kept(sent, 0.1))
@@ -294,7 +273,7 @@ def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
 
 @pytest.mark.parametrize("meanwhile", [lambda pipeline: pipeline, restarted], ids=["", "at a restart of ours"])
 def test_a_sampler_that_is_switched_on_or_off_is_noticed(meanwhile):
-    sent, pipeline, told = requests(1500), new_pipeline(), []
+    sent, pipeline, told = requests(1500), new_pipeline(**EVERY_REQUEST), []
     for phase in (sent[:500], kept(sent[500:1000], 0.1), sent[1000:]):
         go_on(pipeline, phase)
         told.append([doubt.split(" at ")[0] for doubt in doubts(pipeline)])

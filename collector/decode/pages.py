@@ -5,8 +5,8 @@
 ``SERIES`` says which families mean what; the rest of a page is stepped over.
 
     vLLM      0.15 ... 0.33    iteration_tokens_total counts the steps
-    SGLang    experimental     prompts count when their request ends, but in realtime_tokens_total; the newer ones
-                               count their passes in cuda_graph_passes_total, of prompts and of answers apart
+    SGLang    experimental     prompts count when their request ends, but in realtime_tokens_total; passes count in
+                               cuda_graph_passes_total, of prompts and of answers apart
 
 In a recording a page is one JSON object a line:
 
@@ -211,8 +211,8 @@ SERIES = _table()
 CACHE_INFO = b"vllm:cache_config_info"
 """Carries facts in its labels."""
 
-_SPECULATION = b"\nvllm:spec_decode_num_drafts"
-"""Begins a line of a server that decodes speculatively, and of no other."""
+_SPECULATION = b"\nvllm:spec_decode_num_drafts", b"\nsglang:spec_verify_calls_total"
+"""Begin lines of servers that decode speculatively, and of no other."""
 
 BOUND_LABEL = "le"
 """Upper bound of a histogram's bucket, which counts all that is below."""
@@ -223,15 +223,10 @@ ENGINE_LABEL = "engine"
 COPY_LABEL = "tp_rank"
 """Ranks of one engine that all tell the same: the first one is heard."""
 
+_COUNTED = {Meaning.STEPS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS}
 _NEEDED = {
-    Flavour.VLLM: {
-        *(Meaning.GENERATED_TOKENS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.FINISHED, Meaning.RUNNING),
-        Meaning.STEPS,
-    },
-    Flavour.SGLANG: {
-        *(Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.RUNNING),
-        Meaning.KV_USED_TOKENS,
-    },
+    Flavour.VLLM: {*_COUNTED, Meaning.GENERATED_TOKENS, Meaning.FINISHED, Meaning.RUNNING},
+    Flavour.SGLANG: {*_COUNTED, Meaning.PREFILL_TOKENS, Meaning.KV_USED_TOKENS, Meaning.RUNNING},
 }
 """Without these there are no rows; a page of the engine that lacks one says so by name."""
 
@@ -298,7 +293,7 @@ def facts_in(page: bytes) -> dict[str, int | bool]:
 def _engines_on(page: bytes) -> list[_Engine] | PullOutcome:
     engines: dict[str, _Engine] = {}
     infos: list[Labels] = []
-    facts: dict[str, int | bool] = {"speculative_decoding": True} if _SPECULATION in page else {}
+    facts: dict[str, int | bool] = {"speculative_decoding": True} if any(mark in page for mark in _SPECULATION) else {}
     seen: set[tuple[bytes, frozenset[tuple[str, str]]]] = set()
     for line in page.split(b"\n"):
         name = line[: _name_end(line)]

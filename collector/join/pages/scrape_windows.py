@@ -15,6 +15,8 @@ then the context is 0; between an abort and the next idle moment the gauge of th
     context   = usage blocks block_size - run block_size / 2
 
 On a real recording the gauge is 1.05 times the exact context (90 %: 0.98-1.16; shared blocks are counted once).
+SGLang's page tells what all its requests hold, on all ranks, each of which counts its steps: a request that decodes
+holds its share of them.
 
 The interval equation between two scrapes.
 
@@ -28,10 +30,7 @@ S holds exactly the counted steps on the engine's clock: no idle time and no ste
 step counts D times in it, so the sums on the right are weighted by D too: 1/12 is the variance of what changes evenly
 over a window, and a prompt is computed just before its request joins the decoders (the 1/2), if scrapes are close.
 
-    clock row     dt = b0 n + b1 P + b2 n C_ + b3 (D + F)
-
-Where the page has no latencies, or nobody decodes. Only if a request of the start is still there at the end, so that
-the engine was never idle between; the steps cut by the ends are its noise.
+Where nobody decodes, there is no row.
 
 A row of n steps carries n lines: k of them share its prefill, the rest has none, so that columns that are not sums
 (has_prefill, hinges) are near what they were.
@@ -65,7 +64,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from statistics import fmean, median
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -161,13 +160,6 @@ class WindowSums(NamedTuple):
         """Whether the scrapes tell where in the window a prompt came."""
         return self.scrape_ns <= CLOSE_SCRAPES_NS
 
-    @property
-    def is_never_idle(self) -> bool:
-        """Whether a request of its start is still there at its end."""
-        start, end = self.start, self.end
-        stayed = start.value(Meaning.RUNNING) > self.change[Meaning.FINISHED]
-        return stayed and end.value(Meaning.RUNNING) > 0.0 and start.left == end.left
-
 
 class PageRow(NamedTuple):
     """One row: its time, its steps, and the sums of its columns."""
@@ -204,12 +196,9 @@ def window_sums(start: Scrape, end: Scrape, scrapes: int, front_ends: int) -> Wi
     """
     change = end.since(start)
     decoded, steps, decode_steps = change[Meaning.ITL_COUNT], change[Meaning.STEPS], change[Meaning.DECODE_STEPS]
-    if math.isnan(decoded):
-        decoded = max(change[Meaning.GENERATED_TOKENS] - change[Meaning.FIRST_TOKENS], 0.0)
-    if math.isnan(steps) or front_ends > 1:
-        is_vllm = end.reading.flavour is Flavour.VLLM
-        mean = fmean(each.decoding if is_vllm else each.value(Meaning.RUNNING) for each in (start, end))
-        steps = min(decoded / mean, math.inf if math.isnan(steps) else steps) if mean >= 1.0 else 0.0
+    if front_ends > 1:
+        decoding = (start.decoding + end.decoding) / 2.0
+        steps = min(decoded / decoding, steps) if decoding >= 1.0 else 0.0
     decode_steps = steps if math.isnan(decode_steps) else decode_steps
     return WindowSums(start, end, change, steps, decode_steps, decoded, (end.mono_ns - start.mono_ns) / max(scrapes, 1))
 
@@ -226,8 +215,6 @@ def _prefill_tokens(window: WindowSums) -> float:
     told = change[Meaning.PREFIX_HIT_TOKENS], total[Meaning.PREFIX_HIT_TOKENS]
     hits, hits_total = (0.0 if math.isnan(each) else each for each in told)
     credited, in_all = (told[Meaning.STEP_TOKENS] - told[Meaning.GENERATED_TOKENS] for told in (change, total))
-    if math.isnan(credited):
-        return max(change[Meaning.PROMPT_TOKENS] - hits, 0.0)
     computed = total[Meaning.PROMPT_TOKENS] - hits_total
     ways = (
         (computed, credited),
@@ -245,7 +232,11 @@ def row_of(window: WindowSums, elapsed_us: float, *, prefill_share: float = 1.0,
     start, end, change, steps = window.start, window.end, window.change, max(round(window.steps), 1)
     prompts, prefill_tokens = change[Meaning.FIRST_TOKENS], prefill_share * _prefill_tokens(window)
     decoded = window.decoded + spread * (end.decoding - start.decoding)
-    context = window.decode_steps * (start.context_tokens + end.context_tokens) / 2.0
+    context = start.context_tokens + end.context_tokens
+    if end.reading.flavour is Flavour.SGLANG:
+        context *= window.decoded / max(start.value(Meaning.RUNNING) + end.value(Meaning.RUNNING), 1.0)
+    else:
+        context *= window.decode_steps / 2.0
     context += spread * (end.context_tokens - start.context_tokens)
     return PageRow(
         end_ns=end.unix_ns,
@@ -407,8 +398,6 @@ class ScrapeWindows:
                 spread=window.decode_steps * (window.end.decoding - window.start.decoding) / (12.0 * floor),
             )
             self.rows[Target.STEP_TIME].append(row)
-        elif window.is_never_idle:
-            self.rows[Target.STEP_TIME].append(row_of(window, (window.end.mono_ns - window.start.mono_ns) / 1e3))
         else:
             self.count(RowDrop.IDLE)
 
@@ -420,7 +409,7 @@ class ScrapeWindows:
         """
         held = (window.start.decoding + window.end.decoding) / 2.0
         counted = window.change[Meaning.STEPS]
-        if held < 1.0 or not window.decoded or math.isnan(counted):
+        if held < 1.0 or not window.decoded:
             return False
         self._ratios.append(held * counted / window.decoded)
         several = median(self._ratios)

@@ -70,8 +70,10 @@ def test_a_page_tells_its_numbers_by_their_families_and_facts():
     assert reading.values[Meaning.KV_USAGE_RATIO] == 0.5
     assert reading.values[Meaning.FINISHED] == 3
     assert reading.facts == {"block_size": 16, "num_gpu_blocks": 100, "enable_prefix_caching": False}
-    speculates = VLLM + b'vllm:spec_decode_num_drafts_total{model_name="m"} 0.0\n'
-    assert only(speculates).facts == reading.facts | {"speculative_decoding": True}
+    assert only(SGLANG).facts == {}
+    for page, family in ((VLLM, b"vllm:spec_decode_num_drafts"), (SGLANG, b"sglang:spec_verify_calls")):
+        told = only(page).facts | {"speculative_decoding": True}
+        assert only(page + family + b'_total{model_name="m"} 0.0\n').facts == told
 
 
 def test_buckets_of_latencies_give_the_sum_of_their_squares():

@@ -64,7 +64,6 @@ def test_the_wait_for_the_running_step_is_no_work_of_the_front_end(busy, fronten
     [
         {"without": (Meaning.ITL_SECONDS_SQUARED,)},  # no buckets: the wait cannot be told apart
         {"without": (Meaning.QUEUE_SECONDS,)},
-        {"without": (Meaning.STEPS,)},
         {"seconds": 15.0},  # pages too far apart
         {"rounds": 8},
     ],

@@ -1,4 +1,4 @@
-"""ForwardPassMetrics: one record for each forward pass, as SGLang, TensorRT-LLM and Dynamo publish them.
+"""ForwardPassMetrics: one record for each forward pass, as SGLang and Dynamo publish them.
 
 A record is a map, read by the names of its keys; unknown keys are left out. Over ZMQ it is msgpack behind a topic and
 a sequence number (8 bytes, big-endian); in a file it is a JSON object on a line, by itself or as ``event.fpm`` beside

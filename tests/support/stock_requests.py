@@ -34,7 +34,7 @@ DIALECTS = {
     "vLLM 0.33": Dialect("vllm.tracing.otel", "llm_request", more={"gen_ai.request.n": 1}),
     "SGLang": Dialect(
         "sglang server", " Req 1a2b3c4d", cached="cached_tokens",
-        latencies=(*LATENCIES, "time_in_model_inference"), more={"gen_ai.response.finish_reasons": "stop"},
+        latencies=(*LATENCIES[:2], *LATENCIES[3:]), more={"gen_ai.response.finish_reasons": '["stop"]'},
     ),
     "TensorRT-LLM": Dialect("tensorrt_llm", "llm_request", latencies=LATENCIES[:3], more={"gen_ai.request.n": 1}),
     "the convention": Dialect(

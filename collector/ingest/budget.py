@@ -25,10 +25,8 @@ STALLED_S: Final = 1.0
 """The same while others wait for their turn: who announces much and sends nothing keeps nobody out."""
 STALLED_MIN_S: Final = 0.05
 """The least of it, however many wait: what has come already has to be taken out of the library's hands."""
-USED_HALF_LIFE_S: Final = 5.0
-"""For how long it counts what a connection has received: the pause of an SDK's exporter."""
-USED_BYTES_MIN: Final = 1 << 16
-"""A connection that has used less is as good as a new one; an export has some 100 KiB."""
+WASTED_HALF_LIFE_S: Final = 5.0
+"""For how long it counts what a connection has reserved for messages that did not come: the pause of an exporter."""
 
 
 class BudgetFull(Exception):
@@ -40,15 +38,15 @@ class ReceiveBudget:
 
     ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. It raises BudgetFull
     when there is no room in time, or when others need the room before the bytes are here, and TimeoutError when they
-    take too long. Of those who wait, the connection goes first that has used least of late, so that an honest exporter
-    overtakes calls that bring nothing or very much.
+    take too long. Of those who wait, the connection goes first that has reserved least for messages that did not come,
+    and of these the one that has waited longest: connections that are made anew and bring nothing overtake nobody.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
         self._left = max(min(RECEIVED_AT_ONCE * message_bytes_max, RECEIVED_BYTES), message_bytes_max)
         self._share = int(RECEIVE_SHARE * self._left)
         self._held: Counter[str] = Counter()
-        self._used: Counter[str] = Counter()
+        self._wasted: Counter[str] = Counter()
         self._halved_s = 0.0
         self._waiting: dict[str, deque[Receiving]] = {}  # in the order of each connection
         self._receiving: set[Receiving] = set()
@@ -73,6 +71,8 @@ class ReceiveBudget:
         finally:
             if one in self._receiving:
                 self._receiving.remove(one)
+                if not one.has_come:
+                    self._wasted[one.connection] += one.size_bytes
                 self._release(one, one.size_bytes)
             else:
                 self._forget(one)
@@ -86,9 +86,8 @@ class ReceiveBudget:
         return max(STALLED_S * RECEIVED_AT_ONCE / max(len(self._waiting), RECEIVED_AT_ONCE), STALLED_MIN_S)
 
     def shrink(self, one: Receiving, size_bytes: int) -> None:
-        """It needs no more than that: what it has not used is as if it had never been reserved."""
-        spared_bytes, one.size_bytes = one.size_bytes - size_bytes, size_bytes
-        self._used[one.connection] -= spared_bytes
+        """It has come, and needs no more than that."""
+        spared_bytes, one.size_bytes, one.has_come = one.size_bytes - size_bytes, size_bytes, True
         self._release(one, spared_bytes)
 
     def _fits(self, one: Receiving) -> bool:
@@ -98,29 +97,28 @@ class ReceiveBudget:
         return not held_bytes or held_bytes + one.size_bytes <= self._share
 
     def _admit(self) -> None:
-        """Let in those who wait as far as there is room, the connections that have used least first.
+        """Let in those who wait as far as there is room, in the order of the class.
 
         Of each connection the first is looked at: hundreds of calls may wait.
         """
         now_s = asyncio.get_running_loop().time()
-        if now_s >= self._halved_s + USED_HALF_LIFE_S:
+        if now_s >= self._halved_s + WASTED_HALF_LIFE_S:
             self._halved_s = now_s
-            self._used = Counter({name: used // 2 for name, used in self._used.items() if used >= USED_BYTES_MIN})
+            self._wasted = Counter({name: wasted // 2 for name, wasted in self._wasted.items() if wasted})
         while fitting := [line[0] for line in self._waiting.values() if self._fits(line[0])]:
-            one = min(fitting, key=lambda each: self._used[each.connection])
+            one = min(fitting, key=lambda each: self._wasted[each.connection])
             self._forget(one)
             self._receiving.add(one)
             self._left -= one.size_bytes
             self._held[one.connection] += one.size_bytes
-            self._used[one.connection] += one.size_bytes
             one.since_s = now_s
             one.admitted.set_result(None)
 
     def _forget(self, one: Receiving) -> None:
-        line = self._waiting[one.connection]
+        line = self._waiting.pop(one.connection)
         line.remove(one)
-        if not line:
-            del self._waiting[one.connection]
+        if line:  # behind those of other connections
+            self._waiting[one.connection] = line
 
     def _release(self, one: Receiving, size_bytes: int) -> None:
         self._left += size_bytes
@@ -131,12 +129,13 @@ class ReceiveBudget:
 
 
 class Receiving:
-    """One message; ``since_s`` is when it was let in."""
+    """One message; ``since_s`` is when it was let in, ``has_come`` whether it is here."""
 
     def __init__(self, budget: ReceiveBudget, connection: str, size_bytes: int) -> None:
         self.connection = connection
         self.size_bytes = size_bytes
         self.since_s = 0.0
+        self.has_come = False
         self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._budget = budget
         self._timeout: asyncio.Timeout | None = None

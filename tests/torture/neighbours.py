@@ -90,7 +90,7 @@ def dense(payload, ports, until_s):
 
 def held(ports, until_s):
     """70 requests over HTTP whose bodies never come."""
-    head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 100\r\n\r\n"
+    head = b"POST /v1/traces HTTP/1.1\r\nContent-Type: application/x-protobuf\r\nContent-Length: 8388608\r\n\r\n"
 
     def hold(_):
         while time.monotonic() < until_s:

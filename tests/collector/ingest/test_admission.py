@@ -126,7 +126,7 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
     assert queue.take(CAPACITY, 0).items == ["large"]
 
 
-def test_the_connection_that_received_least_of_late_goes_first_and_who_sends_nothing_makes_room(monkeypatch):
+def test_a_connection_that_brought_what_it_announced_goes_first_and_who_sends_nothing_makes_room(monkeypatch):
     monkeypatch.setattr("collector.ingest.budget.STALLED_S", 0.05)
     order = []
 
@@ -137,17 +137,15 @@ def test_the_connection_that_received_least_of_late_goes_first_and_who_sends_not
             receiving.shrink(size_bytes)
 
     async def scenario():
-        budget, arrived = ReceiveBudget(100), asyncio.Event()
-        arrived.set()
-        await receive(budget, "loud", 100, arrived)
-        arrived.clear()
+        budget, arrived, nothing = ReceiveBudget(100), asyncio.Event(), asyncio.Event()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(budget, "loud", 1, nothing), 0.01)
         held = [asyncio.create_task(receive(budget, f"first {n}", 1, arrived)) for n in range(4)]
         await asyncio.sleep(0)
         waiting = [asyncio.create_task(receive(budget, name, 1, arrived)) for name in ("loud", "loud", "quiet")]
         await asyncio.sleep(0)
         arrived.set()
         await asyncio.gather(*held, *waiting)
-        nothing = asyncio.Event()
         silent = [asyncio.create_task(receive(budget, f"silent {n}", 1, nothing)) for n in range(4)]
         await asyncio.sleep(0)
         await receive(budget, "honest", 1, arrived)

@@ -250,25 +250,16 @@ class RlsLearner(Stateful):
             self.burn_in = RowBlock.concatenate([block] if self.burn_in is None else [self.burn_in, block])
             self.fit_burn_in()
             return log_ratio
-        if not self._robust:
-            self.fit.learn(block, z, block.weight / self.median_us**2, np.ones(len(block)), prediction)
-        else:
-            if is_watcher:
-                self.change = self._watch(block, z, log_ratio)
-            if self.change is not None:
-                self._take_change(self.change, is_watcher=is_watcher)
-                prediction = z[:, : self.fit.p] @ self.fit.beta
-            u, per_unit = relative_residuals(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
-            share = huber(u, self.scale)
-            self.scale = update_scale(self.scale, u)
-            self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
-            usual_us = block.steps * self.sums[-2] / self.sums[-1]
-            reach = _REACH * np.maximum(np.sqrt(block.steps * block.weight) / per_unit, usual_us)
-            weight = share * np.square(per_unit * reach / np.maximum(reach, prediction))
-            if is_watcher:
-                phases_us = z[:, len(self.features) : -2] @ self.fit.beta[len(self.features) :]
-                self.drift.add(block, block.elapsed_us - phases_us, weight)
-            self.fit.learn(block, z, weight, share, prediction)
+        if is_watcher and self._robust:
+            self.change = self._watch(block, z, log_ratio)
+        if self.change is not None:
+            self._take_change(self.change, is_watcher=is_watcher)
+            prediction = z[:, : self.fit.p] @ self.fit.beta
+        weight, share = self._weigh(block, prediction)
+        if is_watcher:
+            phases_us = block.phase @ self.fit.beta[len(self.features) :]
+            self.drift.add(block, block.elapsed_us - phases_us, weight)
+        self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
         if is_watcher:
             self.drift.find_term(self.scale, self.shapes)
@@ -292,6 +283,18 @@ class RlsLearner(Stateful):
         if is_watcher:
             self.shapes.follow_gain(change.log_gain, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
+
+    def _weigh(self, block: Design, prediction: Floats) -> tuple[Floats, Floats]:
+        """Weight and Huber's share of rows by their prediction, (n,) each; scale and median follow."""
+        if not self._robust:
+            return block.weight / self.median_us**2, np.ones(len(block))
+        u, per_unit = relative_residuals(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
+        share = huber(u, self.scale)
+        self.scale = update_scale(self.scale, u)
+        self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
+        usual_us = block.steps * self.sums[-2] / self.sums[-1]
+        reach = _REACH * np.maximum(np.sqrt(block.steps * block.weight) / per_unit, usual_us)
+        return share * np.square(per_unit * reach / np.maximum(reach, prediction)), share
 
     def fit_burn_in(self, *, last: bool = False) -> None:
         """Fit all held rows together, if they are enough, and make statistics of them.

@@ -25,7 +25,7 @@ Reference: Murty, Note on a Bard-type scheme for solving the complementarity pro
     u = (y - yhat) sqrt(weight l) / f              relative residual of one step (rows that overlap have weight < 1:
                                                    this one tells of weight l steps alone)
     h = min(1, 2.5 / (|u| / s))                    Huber's share, 1 for a normal row
-    w = weight l / f^2 h min(1, 50 g / yhat)^2     g: f or the mean, the larger (RlsLearner.learn)
+    w = weight l / f^2 h min(1, 50 g / yhat)^2     g: f or the mean, the larger (RlsLearner._weigh)
 
 f is clipped because plain 1 / yhat^2 runs away: a huge yhat makes its own misfit look small. The last factor bounds
 what one row does: else a step of 10 ms that is told to have had 2^30 tokens takes their coefficient away. The floor

@@ -43,7 +43,8 @@ there is: T = x, s = b_C.
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. Along n T is fitted by isotonic
 regression, each cell weighed by its w_c. Without prefill it may fall where a batch was measured to be faster than those
 before it by four standard errors of both, as multiples of four are in some kernels. The standard error of a cell is the
-spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests.
+spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests. What
+was measured may be no chance: the band is wider by the difference.
 
 **Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
 the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8
@@ -251,10 +252,11 @@ class StepSurface:
     ) -> Band:
         """us, low and high of a step as such steps were measured, or ``monotone``: where no T falls by chance."""
         nodes = self._monotone if monotone else self._measured
-        us = nodes.us(prefill_tokens, requests) + self.context_us * decode_context_tokens
+        shape_us = nodes.us(prefill_tokens, requests)
+        us = shape_us + self.context_us * decode_context_tokens
         p10, p90 = self._ratios(prefill_tokens, requests)
-        _, low, high = unsure((1.0, min(p10, 1.0), max(p90, 1.0)), self._wider)
-        return us, us * low, us * high
+        fell_us = shape_us - self._measured.us(prefill_tokens, requests)
+        return unsure((us, us * min(p10, 1.0), us * max(p90, 1.0)), math.hypot(self._wider * us, fell_us))
 
     @cached_property
     def rises(self) -> list[int]:

@@ -60,8 +60,7 @@ rest. N is the number a request *meets*, itself included; under random arrivals 
 flight. Microseconds.
 
 Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
-between that of any moment and a whole step, and what is ahead is no more than one; where nobody said whether one is,
-the middle has none.
+between that of any moment and a whole step, and what is ahead between none and one, unless the engine said which.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -73,7 +72,6 @@ Queueing Systems I, 1975).
 from __future__ import annotations
 
 import math
-import operator
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -202,10 +200,10 @@ def weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
 class ClosedLoop:
     """The formulas of the module's docstring on the steps of one engine.
 
-    ``ahead``: whether it schedules one step ahead; None where nobody said.
+    ``ahead``: how many steps it schedules ahead: likely, at least and at most.
     """
 
-    def __init__(self, steps: StepModel, *, ahead: bool | None) -> None:
+    def __init__(self, steps: StepModel, ahead: Band) -> None:
         self._steps = steps
         self._ahead = ahead
 
@@ -261,9 +259,8 @@ class ClosedLoop:
         itl, prefill, k = weighted(shares, bands[:-1]), weighted(turns, bands[1:]), sum(turns)
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life
-        ahead = 1.0 - life**-n if self._ahead else 0.0
-        half_us = mean_us / 2.0
-        next_us = ahead * mean_us, ahead * mean_us, 0.0 if self._ahead is False else mean_us
-        rest = ends(operator.add, (max(mean_us - turnaround_us, half_us), half_us, mean_us), next_us)
+        goes_on, half_us = 1.0 - life**-n, mean_us / 2.0
+        rest_us = max(mean_us - turnaround_us, half_us), half_us, mean_us
+        rest = ends(lambda of_running, ahead: of_running + ahead * goes_on * mean_us, rest_us, self._ahead)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
-        return Met(itl, prefill, rest, k, wait + ahead, prefills.bound)
+        return Met(itl, prefill, rest, k, wait + self._ahead[0] * goes_on, prefills.bound)

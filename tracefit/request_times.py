@@ -115,7 +115,7 @@ class RequestTimes:
         self._config = config
         self._speculates = facts.get("speculative_decoding", False) not in (False, "none")  # a rule may tell the method
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
-        self._loop = ClosedLoop(steps, ahead=_ahead(config))
+        self._loop = ClosedLoop(steps, _ahead(config))
 
     def slots(self, work: Workload) -> tuple[float, str]:
         """Requests that run at the same time at most, and which limit says so; inf where nobody said.
@@ -224,12 +224,12 @@ class RequestTimes:
         return low + max(full, 0.0) * max(full_low - low, 0.0)
 
 
-def _ahead(config: ConfigDocument) -> bool | None:
-    """Whether a step is handed over before the last one ended; None where nothing shows it, as in single passes."""
+def _ahead(config: ConfigDocument) -> Band:
+    """Steps handed over before the last one ended: as the engine said, else as waits make likely, or none or one."""
+    if (said := config.scheduled_ahead) is not None:
+        return (float(said),) * 3
     queueing = config.targets.get("api_queueing")
-    if config.scheduled_ahead or (queueing is not None and queueing.step_ahead_us is not None):
-        return True
-    return None if config.scheduled_ahead is None and (config.telemetry == "fpm" or queueing is None) else False
+    return float(queueing is not None and queueing.step_ahead_us is not None), 0.0, 1.0
 
 
 def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:

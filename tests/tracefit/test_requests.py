@@ -299,16 +299,12 @@ def test_a_request_that_the_engine_cannot_hold_is_refused():
         CONFIG.assuming(kv_tokens=1000).request(prompt_tokens=2000, output_tokens=10)
 
 
-@pytest.mark.parametrize("telemetry", ["fpm", "metrics"])
+@pytest.mark.parametrize("telemetry", ["fpm", "requests"])
 def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does(telemetry):
-    """Nor do pages from which no wait before the queue was learned."""
-
     def answer(scheduling, facts):
         document = tree()
         config = document["configs"][0]
         config["engines"][0]["scheduling"], config["telemetry"] = scheduling, telemetry
-        if telemetry == "metrics":
-            del config["targets"]["api_queueing"]
         config["config"] |= facts
         return config_of(document).request(prompt_tokens=800, output_tokens=250, concurrency=24).ttft
 

@@ -9,7 +9,7 @@
 
 What lies outside of what was learned from is named:
 
-    >>> config.step_time(requests=125, decode_context_tokens=57_600).extrapolated
+    >>> config.step_time(requests=125, decode_context_tokens=125_000).extrapolated
     ('requests', 'shape')
 
 What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms between tokens:

@@ -10,8 +10,7 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
 **Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
 steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
 as steps have a prompt. Outside of what was seen, and where rows were means, so that the answer rests on the
-coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL; those of
-the form only where rows were means.
+coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL.
 
 Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
 does not hold that. ITL's lower end does: with g = min(n p, T) tokens of prompts in one step, which takes
@@ -52,9 +51,8 @@ from .exceptions import REQUESTS_MAX, BadInputError, checked
 from .shapes import Band, unsure
 from .step_model import StepModel
 
-ONE_STEP, _ONE_STEP_TOKENS = 0.15, 512.0
-"""How far off the steps of a prompt of so many tokens are by coefficients that were learned from means of many; those
-of half as many, or fewer, twice as far, and of twice as many, or more, half."""
+ONE_STEP = 0.15
+"""How far off the steps of a prompt are by coefficients that were learned from means of many; outside, twice as far."""
 ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
@@ -160,11 +158,9 @@ class RequestTimes:
         outside = tuple(dict.fromkeys((*refused, *seen)))
         usable = self.steps.usable(outside, *met[0]) and not refused
 
-        of_first, of_itl, one_step = 0.0, 0.0, 0.0
+        of_first, of_itl, one_step = 0.0, 0.0, (2.0 if outside else 1.0) * ONE_STEP * of_means
         if outside or of_means:
-            of_first, of_itl = (self.steps.spread(*step, form=of_means) for step in both)
-        if of_means:
-            one_step = ONE_STEP * min(max(_ONE_STEP_TOKENS / work.uncached, 0.5), 2.0)
+            of_first, of_itl = (self.steps.spread(*step) for step in both)
         with_prompt = min(running * at.k / (at.k + tokens), 1.0)  # of the steps
         of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
         first_us = math.hypot(of_first * ttft[0], of_prompts_us)

@@ -45,16 +45,14 @@ LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
-_FORM_ERROR_MAX = 0.2
-"""As a standard error has to be of a coefficient that is identified (online/rls/error_bars.py)."""
 _ALL = (-math.inf, math.inf)
 
 
 class Prediction(NamedTuple):
     """Time of one step in microseconds, with the band that eight of ten fall into.
 
-    ``extrapolated`` names what lies outside of what was learned from: a feature, ``shape`` (no batch near it was seen)
-    or a limit of the engine. ``usable``: the coefficients carry this answer.
+    ``extrapolated`` names what lies outside of what was learned from: a feature, ``context_per_request``, ``shape`` (no
+    batch near it was seen) or a limit of the engine. ``usable``: the coefficients carry this answer.
     """
 
     us: float
@@ -93,6 +91,9 @@ class StepModel:
         self._seen_octaves = {self._octaves(*step) for step in map(middle_of, target.cells) if step is not None}
         self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
+        usual = [each.usual for each in target.shapes.values() if each.usual is not None and each.usual.requests > 0.0]
+        lengths = [length for each in usual if (length := each.decode_context_tokens / each.requests) > 0.0]
+        self._lengths = min(lengths, default=0.0) / 2.0, max(lengths, default=math.inf) * 2.0
         values = {each.name: each.value for each in self.model.coefficients}
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)
         of_requests = config.telemetry in _MEANS_OF_REQUESTS
@@ -110,7 +111,7 @@ class StepModel:
         context = checked("decode_context_tokens", decode_context_tokens, 0.0, TOKENS_MAX)
         band, outside = self.band(prefill, batch, context), self.outside(prefill, batch, context)
         if outside:
-            band = unsure(band, band[0] * self.spread(prefill, batch, context, form=True))
+            band = unsure(band, band[0] * self.spread(prefill, batch, context))
         return Prediction(*band, outside, self.usable(outside, prefill, batch, context))
 
     def band(self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, mean: bool = False) -> Band:
@@ -120,12 +121,19 @@ class StepModel:
         return us * level, low * level, high * level
 
     def outside(self, prefill_tokens: float, requests: float, decode_context_tokens: float) -> tuple[str, ...]:
-        """Names of what was never seen like that: features, the shape, limits of the engine."""
+        """Names of what was never seen like that: features, the shape, limits of the engine.
+
+        ``context_per_request`` is outside below half, and above twice, of all cells': prompts of such a length may
+        cost something else.
+        """
         step = (prefill_tokens, decode_context_tokens, requests)
         inside = {
             name: low <= value <= high
             for name, value, (low, high) in zip(FEATURES[1:], step, self._bounds, strict=True)
         }
+        low, high = self._lengths
+        length = decode_context_tokens / max(requests, 1.0)
+        inside["context_per_request"] = not length or low <= length <= high
         tokens, batch = self._octaves(prefill_tokens, requests)
         near = (abs(tokens - of_seen) + abs(batch - seen) <= 1.0 for of_seen, seen in self._seen_octaves)
         inside["shape"] = not self._seen_octaves or any(near)
@@ -141,21 +149,19 @@ class StepModel:
         """Tokens that a step of so many requests may have; where nobody said, assumed, and enough for twice as many."""
         return self.budget if self.budget < math.inf else max(_BUDGET_ASSUMED, 2.0 * requests)
 
-    def spread(self, prefill: float, requests: float, context: float, *, form: bool) -> float:
-        """1.28 w of the module, with ``form`` errors or not."""
+    def spread(self, prefill: float, requests: float, context: float) -> float:
+        """1.28 w of the module."""
         work = self.coefficients.work(prefill, requests, context)
         x = [work[each.name] for each in self.model.coefficients]
         variance = sum(a * sum(map(mul, row, x)) for a, row in zip(x, self.model.error_covariance, strict=True))
-        if form:
-            variance += sum((work[each.name] * (each.form_error or 0.0)) ** 2 for each in self.model.coefficients)
+        variance += sum((work[each.name] * (each.form_error or 0.0)) ** 2 for each in self.model.coefficients)
         by_coefficients_us = self.coefficients.step_us(prefill, requests, context)
         return NORMAL_P90 * math.sqrt(max(variance, 0.0)) / max(by_coefficients_us, 1e-9)
 
     def usable(self, outside: Collection[str], prefill: float, requests: float, context: float) -> bool:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
-        Its form error must be below a fifth of it as well: what is sure under one load may not be under another. No
-        line carries beyond the shapes that were seen, nor that of a model that may be a mixture, for nobody said.
+        No line carries beyond the shapes that were seen, nor that of a model that may be a mixture, for nobody said.
         """
         if self.reasons or not outside:
             return not self.reasons
@@ -163,11 +169,7 @@ class StepModel:
             return False
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())
-        return all(
-            terms[each.name] < least
-            or (each.status == "identified" and (each.form_error or 0.0) < _FORM_ERROR_MAX * each.value)
-            for each in self.model.coefficients
-        )
+        return all(terms[each.name] < least or each.status == "identified" for each in self.model.coefficients)
 
 
 # ------------------------------------------------------------------- what it stands on

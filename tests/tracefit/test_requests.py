@@ -158,10 +158,10 @@ def test_what_cannot_be_known_of_a_load_is_named_and_not_usable(name, load, name
 
 
 FACTS = [
-    ("speculative_decoding", {"speculative_decoding": True}, 500),
-    ("speculative_decoding", {"speculative_decoding": "eagle3"}, 500),
+    ("speculative_decoding", {"speculative_decoding": True}, 750),
+    ("speculative_decoding", {"speculative_decoding": "eagle3"}, 750),
     ("max_num_batched_tokens", {"enable_chunked_prefill": False}, 1_500),
-    ("", {"enable_chunked_prefill": False}, 500),
+    ("", {"enable_chunked_prefill": False}, 750),
     ("", {"speculative_decoding": False, "enable_chunked_prefill": True}, 1_500),
 ]
 

@@ -71,10 +71,12 @@ def test_more_context_is_never_faster(step, more):
 
 
 def test_what_was_never_seen_is_named_and_its_band_is_wider():
-    inside = CONFIG.step_time(requests=40, decode_context_tokens=150_000)
+    inside = CONFIG.step_time(requests=40, decode_context_tokens=140_000)
     outside = CONFIG.step_time(requests=40, decode_context_tokens=400_000)
     assert inside.extrapolated == ()
-    assert outside.extrapolated == ("decode_context_tokens",)
+    assert outside.extrapolated == ("decode_context_tokens", "context_per_request")
+    for tokens in (20_000, 150_000):  # the shortest that were seen have 1,429 tokens each, the longest 1,800
+        assert CONFIG.step_time(requests=40, decode_context_tokens=tokens).extrapolated == ("context_per_request",)
     assert outside.high / outside.us > inside.high / inside.us
     assert outside.usable
 
@@ -85,22 +87,21 @@ def test_beyond_an_octave_of_what_was_seen_and_of_an_unknown_model_nothing_carri
     assert (far.extrapolated, far.usable) == (("shape",), False)
     document = tree()
     del document["configs"][0]["config"]["model"]
-    assert config_of(document).step_time(requests=40, decode_context_tokens=150_000).usable
+    assert config_of(document).step_time(requests=40, decode_context_tokens=140_000).usable
     assert not config_of(document).step_time(requests=40, decode_context_tokens=400_000).usable
 
 
 def test_outside_a_weak_coefficient_does_not_carry():
     config = changed(lambda t: t["models"]["portable"]["features"][2].update(status="weak"))
-    assert config.step_time(requests=40, decode_context_tokens=150_000).usable
+    assert config.step_time(requests=40, decode_context_tokens=140_000).usable
     assert not config.step_time(requests=40, decode_context_tokens=400_000).usable
 
 
-def test_outside_a_coefficient_that_another_load_would_move_does_not_carry():
+def test_outside_the_band_holds_what_another_load_would_move():
     config = changed(lambda t: t["models"]["portable"]["features"][2].update(form_error=0.05))
     step, sure = (each.step_time(requests=40, decode_context_tokens=400_000) for each in (config, CONFIG))
-    assert config.step_time(requests=40, decode_context_tokens=150_000).usable
-    assert not step.usable
-    assert step.high > sure.high
+    assert step.high > sure.high > sure.us
+    assert step.usable
 
 
 def test_the_error_of_a_sum_is_that_of_its_covariance():
@@ -116,7 +117,7 @@ def test_the_error_of_a_sum_is_that_of_its_covariance():
         bare(target)
         target["models"]["portable"]["covariance"] = np.outer(apart, apart).tolist()
 
-    inside = changed(bare).step_time(requests=40, decode_context_tokens=150_000)
+    inside = changed(bare).step_time(requests=40, decode_context_tokens=140_000)
     traded, alone = (changed(edit).step_time(requests=40, decode_context_tokens=400_000) for edit in (told, bare))
     assert traded.extrapolated
     assert traded.high / traded.us == pytest.approx(inside.high / inside.us, rel=1e-3)

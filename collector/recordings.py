@@ -219,11 +219,9 @@ class Recording:
     def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
         """Entries, and of those that are not read why, in words."""
         if not _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]):
-            yield from _entries(stream)
-            return
-        for line in iter(lambda: stream.readline(EXPORT_BYTES_MAX), b""):  # some MB of gzip can be a line of GB
-            if not line.isspace():
-                yield self._line(line)
+            return _entries(stream)
+        lines = iter(lambda: stream.readline(EXPORT_BYTES_MAX), b"")  # some MB of gzip can be a line of GB
+        return (self._line(line) for line in lines if not line.isspace())
 
     def _line(self, line: bytes) -> bytes | Said | str:
         if is_page_line(line):
@@ -250,11 +248,12 @@ def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
     batch: list[Timed] = []
     size_bytes = 0
     for item in timed:
-        if batch and size_bytes + item.size_bytes > bytes_max:
+        own_bytes = item.size_bytes
+        if batch and size_bytes + own_bytes > bytes_max:
             yield batch
             batch, size_bytes = [], 0
         batch.append(item)
-        size_bytes += item.size_bytes
+        size_bytes += own_bytes
     if batch:
         yield batch
 

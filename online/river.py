@@ -64,7 +64,7 @@ def context_of(rows: RowBlock) -> Floats:
     """Columns u of each row, per step, (n, 8); what is not known is 0."""
     known = np.clip(np.nan_to_num(rows.raw), 0.0, VALUE_MAX)
     raw = dict(zip(STEP_FEATURES, known.T, strict=True))
-    lines = [*(raw[name] for name in _NAMES), np.maximum(raw["running"] - raw["requests"], 0.0)]
+    lines = [*[raw[name] for name in _NAMES], np.maximum(raw["running"] - raw["requests"], 0.0)]
     per_row: Floats = np.add.reduceat(np.column_stack(lines), rows.offsets[:-1]) / rows.steps[:, None]
     return per_row
 

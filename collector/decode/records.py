@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -18,14 +18,17 @@ from . import vocabulary as words
 from .vocabulary import MISSING, SpanEventKind
 
 
-def _dtype(fields: Iterable[words.Field]) -> list[tuple[str, str]]:
-    return [(field.name, "f8" if field.double else "i8") for field in fields]
+def _dtype(table: Mapping[str, words.Field], *more: tuple[str, str]) -> np.dtype[np.void]:
+    return np.dtype([*((field.name, "i8") for field in table.values()), *more])
 
 
-STEP_DTYPE = np.dtype([*_dtype(words.SUMMARY_FIELDS.values()), ("unix_ns", "i8")])
+STEP_DTYPE = _dtype(words.SUMMARY_FIELDS, ("kv_usage_ratio", "f8"), ("unix_ns", "i8"))
 """One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock."""
 
-SNAPSHOT_DTYPE = np.dtype(_dtype(words.SNAPSHOT_FIELDS.values()))
+MARK_DTYPE = _dtype(words.JOURNEY_FIELDS)
+"""One ``journey.*`` event each."""
+
+SNAPSHOT_DTYPE = _dtype(words.SNAPSHOT_FIELDS)
 """One ``step.REQUEST_SNAPSHOT`` each: what a running request stood at. Request ids are not kept."""
 
 StepColumns = NDArray[np.void]

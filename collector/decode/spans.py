@@ -12,19 +12,19 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, Span
+from numpy.typing import NDArray
 
 from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .records import (
+    MARK_DTYPE,
     SNAPSHOT_DTYPE,
     STEP_DTYPE,
     ApiSpan,
@@ -32,58 +32,59 @@ from .records import (
     Finish,
     RequestSpan,
     SpanEvent,
+    StepColumns,
     Telemetry,
 )
-from .vocabulary import (
-    MISSING,
-    Rejected,
-    SpanEventKind,
-    Value,
-    nanoseconds,
-    read_count,
-    read_fields,
-    read_seconds,
-    scalars,
-)
-from .wire import Export
+from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, read_seconds, scalars
+from .wire import Export, ReadExport
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
 
 
-def core_span(span: Span, counts: Counts, check_time: Callable[[int], None]) -> CoreSpan:
+def read_columns(
+    events: Sequence[Any], fields: Mapping[str, words.Field], dtype: np.dtype[np.void]
+) -> tuple[NDArray[np.void], NDArray[np.object_]]:
+    """What events tell by a table, a row each, and what becomes of each: accepted, or why not."""
+    told = [event.attributes for event in events]
+    numbers = np.array([each[key].int_value for each in told for key in fields], np.int64).reshape(-1, len(fields))
+    names, limits, least = map(np.array, zip(*fields.values(), strict=True))
+    fates = np.full(len(events), table.ACCEPTED, object)
+    fates[((numbers < least) | (numbers > limits)).any(axis=1)] = Skip.OUT_OF_RANGE
+    fates[((numbers == MISSING) & (least != MISSING)).any(axis=1)] = Skip.MISSING_ATTRIBUTE
+    rows = np.zeros(len(events), dtype)
+    for name, column in zip(names, numbers.T, strict=True):
+        rows[name] = column
+    return rows, fates
+
+
+def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> CoreSpan:
     """A request of the engine core; raises Rejected with the reason it cannot be used.
 
     Foreign events are left out. ``check_time`` raises it of a time of the wall clock at which nothing can have ended.
     """
-    marks: list[SpanEvent] = []
-    unix_minus_mono_ns, prompt_tokens, finish = 0, 0, None
-    for event in span.events:
-        kind = words.MARK_KINDS.get(event.name)
-        if kind is None:
-            continue
-        values = read_fields(event, words.JOURNEY_FIELDS)
-        if not words.UNIX_MIN <= event.time_unix_nano <= words.UNIX_MAX:
-            raise Rejected(Skip.OUT_OF_RANGE)
-        marks.append(SpanEvent(kind, int(values["step_id"]), int(values["ts_ns"]), int(values["output_tokens"])))
-        unix_minus_mono_ns = event.time_unix_nano - marks[-1].ts_ns
-        prompt_tokens = int(values["prompt_tokens"])
-        if kind is SpanEventKind.FINISHED:
-            said = scalars(event.attributes, {words.FINISH})
-            finish = _FINISHES.get(str(said.get(words.FINISH)), Finish.ERROR)
-    if not marks:
+    events = [event for event in span.events if event.name in words.MARK_KINDS]
+    if not events:
         raise Rejected(Skip.UNKNOWN_SCOPE)
+    columns, fates = read_columns(events, words.JOURNEY_FIELDS, MARK_DTYPE)
+    for fate in fates:
+        if fate != table.ACCEPTED:
+            raise Rejected(fate)
+    rows, last = columns.tolist(), events[-1]
+    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, rows, strict=True)]
     _check_order(marks)
-    end_unix_ns = marks[-1].ts_ns + unix_minus_mono_ns
-    check_time(end_unix_ns)
+    check_time(last.time_unix_nano)
+    finish = None
+    if marks[-1].kind is SpanEventKind.FINISHED:
+        finish = _FINISHES.get(last.attributes[words.FINISH].string_value, Finish.ERROR)
     _count_events(len(span.events), len(marks), counts)
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=rows[-1][3],
         marks=tuple(marks),
-        finish=finish,  # nothing follows FINISHED
-        unix_minus_mono_ns=unix_minus_mono_ns,
-        end_unix_ns=end_unix_ns,
+        finish=finish,
+        unix_minus_mono_ns=last.time_unix_nano - marks[-1].ts_ns,
+        end_unix_ns=last.time_unix_nano,
     )
 
 
@@ -108,20 +109,17 @@ def _check_order(marks: Sequence[SpanEvent]) -> None:
 
 
 _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
-_API_FACTS: Final = frozenset({words.SAMPLES, words.MODEL})
 
 
-def api_span(span: Span, counts: Counts) -> ApiSpan:
+def api_span(span: Any, counts: Counts) -> ApiSpan:
     """A request of the instrumented API server, other events left out; raises Rejected with the reason against it."""
     moments, understood = dict(_NO_MOMENTS), 0
     for event in span.events:
         if event.name in words.API_MOMENTS:
-            said = scalars(event.attributes, {words.API_TIME})
-            if not said:
-                raise Rejected(Skip.MISSING_ATTRIBUTE)
-            moments[words.API_MOMENTS[event.name]] = nanoseconds(said[words.API_TIME])
+            at_s = read_seconds(event.attributes[words.API_TIME].double_value)
+            moments[words.API_MOMENTS[event.name]] = round(1e9 * at_s)
             understood += 1
-    attributes = scalars(span.attributes, _API_FACTS)
+    attributes = scalars(span.attributes, (words.SAMPLES, words.MODEL))
     out = ApiSpan(
         span_id=span.span_id,
         aborted=moments.pop("aborted_ns") != MISSING,
@@ -142,13 +140,13 @@ _LACKS: Final = {
 }
 
 
-def request_attributes(span: Span) -> dict[str, Value]:
+def request_attributes(span: Any) -> dict[str, Value]:
     """What a span says of a finished request; empty where it tells nothing of one."""
     said = scalars(span.attributes, words.REQUEST_ATTRIBUTES)
     return {} if said.keys() <= words.MODELS.keys() else said
 
 
-def request_span(span: Span, said: Mapping[str, Value]) -> RequestSpan:
+def request_span(span: Any, said: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
     told: dict[str, Any] = {}
     for key in words.TOKEN_FIELDS.keys() & said.keys():
@@ -183,11 +181,6 @@ AdmitSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
-_STEP: Final = itemgetter(*(STEP_DTYPE.names or ()))
-_SNAPSHOT: Final = itemgetter(*(SNAPSHOT_DTYPE.names or ()))
-"""The fields of an event as a row of the columns."""
-
-
 def latest_unix_ns(arrived_unix_ns: int) -> int:
     """Until when what came in then may have happened; 0: nobody knows when it came in."""
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
@@ -201,7 +194,7 @@ def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Cou
     out: list[Telemetry] = []
     for export in exports:
         try:
-            request = ExportTraceServiceRequest.FromString(export.payload)
+            request = ReadExport.FromString(export.payload)
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
@@ -212,7 +205,7 @@ def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Cou
 class _Resource:
     """What one resource of an export says."""
 
-    def __init__(self, spans: ResourceSpans, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
+    def __init__(self, spans: Any, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
         attributes = scalars(spans.resource.attributes)
         self._out = Telemetry(
             instance=words.instance_of(attributes, export.peer),
@@ -224,33 +217,37 @@ class _Resource:
         )
         self._admit_span, self._counts = admit_span, counts
         self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
-        self._steps: list[tuple[float, ...]] = []
-        self._snapshots: list[tuple[float, ...]] = []
+        self._events: dict[str, list[Any]] = {words.SUMMARY_EVENT: [], words.SNAPSHOT_EVENT: []}
 
-    def read(self, spans: ResourceSpans) -> Telemetry:
+    def read(self, spans: Any) -> Telemetry:
         """All that can be used of it."""
         for scope_spans in spans.scope_spans:
             for span in scope_spans.spans:
                 self._add(scope_spans.scope.name, span)
-        if self._steps:
-            self._out.steps = np.array(self._steps, STEP_DTYPE)
-        if self._snapshots:
-            self._out.snapshots = np.array(self._snapshots, SNAPSHOT_DTYPE)
+        summaries, snapshots = self._events.values()
+        if summaries:
+            self._out.steps = self._accepted(*self._summaries(summaries))
+        if snapshots:
+            self._out.snapshots = self._accepted(*read_columns(snapshots, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE))
         return self._out
 
-    def _add(self, scope: str, span: Span) -> None:
+    def _add(self, scope: str, span: Any) -> None:
         """Add a span, and count it and its events."""
         events, counts = len(span.events), self._counts
         counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
         try:
             if scope == words.STEP_SCOPE:
-                self._check(span, span.name.startswith(words.STEP_SPAN_PREFIX))
-                self._add_steps(span)
+                self._check(span)
+                for event in span.events:
+                    if event.name in self._events:
+                        self._events[event.name].append(event)
+                    else:
+                        counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += 1
             elif scope == words.CORE_SCOPE:
-                self._check(span, span.name == words.CORE_SPAN)
+                self._check(span)
                 self._out.core.append(core_span(span, counts, self._check_time))
-            elif scope == words.API_SCOPE:
-                self._check(span, span.name == words.API_SPAN)
+            elif (scope, span.name) == (words.API_SCOPE, words.API_SPAN):
+                self._check(span)
                 self._out.api.append(api_span(span, counts))
             elif said := request_attributes(span):
                 self._check(span)
@@ -264,12 +261,8 @@ class _Resource:
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
 
-    def _check(self, span: Span, is_expected: bool = True) -> None:
+    def _check(self, span: Any) -> None:
         """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
-        if not is_expected:
-            raise Rejected(Skip.UNKNOWN_SCOPE)
-        if len(span.attributes) > words.ATTRIBUTES_MAX:
-            raise Rejected(Skip.INVALID)
         if (
             len(span.span_id) != words.SPAN_ID_BYTES
             or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES)
@@ -291,34 +284,27 @@ class _Resource:
                 self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
             raise Rejected(Skip.OUT_OF_RANGE)
 
-    def _add_steps(self, span: Span) -> None:
-        """Add summaries and snapshots; a summary that lies ahead although its span does not is left out."""
-        counts = self._counts
-        for event in span.events:
-            try:
-                if event.name == words.SUMMARY_EVENT:
-                    self._steps.append(_STEP(self._summary(event)))
-                elif event.name == words.SNAPSHOT_EVENT:
-                    self._snapshots.append(_SNAPSHOT(read_fields(event, words.SNAPSHOT_FIELDS)))
-                else:
-                    raise Rejected(Skip.UNKNOWN_SCOPE)
-            except Rejected as rejected:
-                counts[table.DECODED_EVENTS, rejected.reason] += 1
-            else:
-                counts[table.DECODED_EVENTS, table.ACCEPTED] += 1
+    def _summaries(self, events: Sequence[Any]) -> tuple[StepColumns, NDArray[np.object_]]:
+        """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
+        steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
+        steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
+        steps["kv_usage_ratio"] = [event.attributes[words.KV_USAGE].double_value for event in events]
+        unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
+        within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= self._latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
+        agreeing = steps["prefill_tokens"] + steps["decode_tokens"] == steps["scheduled_tokens"]
+        agreeing &= steps["ts_end_ns"] >= steps["ts_start_ns"]
+        agreeing &= steps["kv_blocks_free"] <= steps["kv_blocks_total"]
+        sound = fates == table.ACCEPTED
+        fates[sound & ~agreeing] = Skip.INVALID
+        fates[sound & ~within] = Skip.OUT_OF_RANGE
+        return steps, fates
 
-    def _summary(self, event: Span.Event) -> dict[str, float]:
-        """Fields of one ``step.BATCH_SUMMARY``; raises Rejected with the reason it cannot be used."""
-        fields = read_fields(event, words.SUMMARY_FIELDS, words.OPTIONAL)
-        fields["unix_ns"] = event.time_unix_nano
-        self._check_time(event.time_unix_nano)
-        if (
-            fields["ts_end_ns"] < fields["ts_start_ns"]
-            or fields["prefill_tokens"] + fields["decode_tokens"] != fields["scheduled_tokens"]
-            or fields["kv_blocks_free"] > fields["kv_blocks_total"]
-        ):
-            raise Rejected(Skip.INVALID)
-        return fields
+    def _accepted(self, rows: NDArray[np.void], fates: NDArray[np.object_]) -> NDArray[np.void]:
+        """The rows that can be used; what became of all is counted."""
+        for fate, events in Counter(fates.tolist()).items():
+            self._counts[table.DECODED_EVENTS, fate] += events
+        accepted: NDArray[np.void] = rows[fates == table.ACCEPTED]
+        return accepted
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """The wire vocabulary: which scopes, events and attributes are read, into which field, with which bounds, and by whom.
 
-Names as seen on the wire (they differ from the fork's prose docs); every attribute of a table is an int unless its kind
-says double. A value outside [0, limit] is out of range, whatever its type could hold.
+Names as seen on the wire (they differ from the fork's prose docs); every attribute of a table is an int.
 """
 
 from __future__ import annotations
@@ -9,11 +8,8 @@ from __future__ import annotations
 import enum
 import math
 import re
-from collections.abc import Container, Mapping, Sequence
-from typing import Final, NamedTuple
-
-from opentelemetry.proto.common.v1.common_pb2 import KeyValue
-from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from collector.telemetry import Skip
 
@@ -21,8 +17,6 @@ STEP_SCOPE: Final = "vllm.scheduler.step"
 CORE_SCOPE: Final = "vllm.scheduler"
 API_SCOPE: Final = "vllm.api"
 
-STEP_SPAN_PREFIX: Final = "scheduler_steps_"
-CORE_SPAN: Final = "llm_core"
 API_SPAN: Final = "llm_request"
 
 SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
@@ -30,7 +24,7 @@ SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
 JOURNEY_PREFIX: Final = "journey."
 
 ATTRIBUTES_MAX: Final = 128
-"""Attributes read per resource, span or event; vLLM sends at most 24."""
+"""Attributes read of a resource; vLLM sends at most 24."""
 
 SPAN_ID_BYTES: Final = 8
 TRACE_ID_BYTES: Final = 16
@@ -47,15 +41,15 @@ AHEAD_MAX_NS: Final = 300 * 10**9
 
 
 MISSING: Final = -1
-"""Value of an optional integer that was not sent; every valid value is >= 0."""
+"""Value of an integer that was not sent, or is none; every valid value is >= 0."""
 
 
 class Field(NamedTuple):
-    """One attribute: where it goes, and what it may hold."""
+    """One attribute: where it goes, and what it may hold; ``least`` is MISSING of one that need not be sent."""
 
     name: str
     limit: int
-    double: bool = False
+    least: int = 0
 
 
 SUMMARY_FIELDS: Final[dict[str, Field]] = {
@@ -72,15 +66,14 @@ SUMMARY_FIELDS: Final[dict[str, Field]] = {
     "batch.decode_tokens": Field("decode_tokens", COUNT_MAX),
     "batch.num_finished": Field("finished", COUNT_MAX),
     "batch.num_preempted": Field("preempted", COUNT_MAX),
-    "kv.usage_gpu_ratio": Field("kv_usage_ratio", 1, double=True),
     "kv.blocks_total_gpu": Field("kv_blocks_total", COUNT_MAX),
     "kv.blocks_free_gpu": Field("kv_blocks_free", COUNT_MAX),
-    "step.ts_done_ns": Field("ts_done_ns", TIME_MAX),
-    "batch.context_tokens_single": Field("context_tokens_single", ID_MAX),
-    "batch.attn_pairs": Field("attention_pairs", ID_MAX),
+    "step.ts_done_ns": Field("ts_done_ns", TIME_MAX, MISSING),
+    "batch.context_tokens_single": Field("context_tokens_single", ID_MAX, MISSING),
+    "batch.attn_pairs": Field("attention_pairs", ID_MAX, MISSING),
 }
-OPTIONAL: Final = dict.fromkeys(("ts_done_ns", "context_tokens_single", "attention_pairs"), MISSING)
-"""Fields of a summary that may be missing; an event without another one is refused."""
+KV_USAGE: Final = "kv.usage_gpu_ratio"
+"""Double, 0 to 1, of every summary."""
 
 SNAPSHOT_FIELDS: Final[dict[str, Field]] = {
     "step.id": Field("step_id", ID_MAX),
@@ -90,8 +83,8 @@ SNAPSHOT_FIELDS: Final[dict[str, Field]] = {
 }
 
 JOURNEY_FIELDS: Final[dict[str, Field]] = {
-    "ts.monotonic_ns": Field("ts_ns", TIME_MAX),
     "scheduler.step": Field("step_id", ID_MAX),
+    "ts.monotonic_ns": Field("ts_ns", TIME_MAX),
     "decode.done_tokens": Field("output_tokens", COUNT_MAX),
     "prefill.total_tokens": Field("prompt_tokens", COUNT_MAX),
 }
@@ -172,46 +165,10 @@ class Rejected(Exception):
         self.reason = reason
 
 
-def read_fields(
-    event: Span.Event, table: Mapping[str, Field], optional: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """Fields of one event by its table; raises Rejected on a wrong type, a bad value or a missing attribute."""
-    attributes = event.attributes
-    if len(attributes) > ATTRIBUTES_MAX:
-        raise Rejected(Skip.INVALID)
-    out = dict(optional or {})
-    for attribute in attributes:
-        field = table.get(attribute.key)
-        if field is None:
-            continue
-        name, limit, double = field
-        value = attribute.value
-        number = value.double_value if double else value.int_value
-        # it reads 0 where the value is of another kind; to ask which costs as much as all else here
-        if not number and value.WhichOneof("value") != ("double_value" if double else "int_value"):
-            raise Rejected(Skip.INVALID)
-        if not 0 <= number <= limit:
-            raise Rejected(Skip.OUT_OF_RANGE if math.isfinite(number) else Skip.INVALID)
-        out[name] = number
-    if len(out) < len(table):
-        raise Rejected(Skip.MISSING_ATTRIBUTE)
-    return out
-
-
-def scalars(attributes: Sequence[KeyValue], keys: Container[str] | None = None) -> dict[str, Value]:
-    """Scalar attributes by key, of the keys given or all; so many are looked at, and the last of a key counts.
-
-    Arrays, maps, bytes and empty values are left out (OTLP allows them since 1.9).
-    """
-    out: dict[str, Value] = {}
-    for attribute in attributes[:ATTRIBUTES_MAX]:
-        key = attribute.key
-        if keys is None or key in keys:
-            value = attribute.value
-            kind = value.WhichOneof("value")
-            if kind in _SCALARS:
-                out[key] = getattr(value, kind)
-    return out
+def scalars(attributes: Mapping[str, Any], keys: Iterable[str] = ()) -> dict[str, Value]:
+    """Scalar attributes of these keys, else of so many as are read; arrays, maps, bytes and empty ones are left out."""
+    keys = keys or sorted(attributes)[:ATTRIBUTES_MAX]
+    return {key: value for key in keys if key in attributes for _, value in attributes[key].ListFields()}
 
 
 _LOOPBACK: Final = re.compile(r"[^:]*:(127\.0\.0\.1|\[::1\]|%5B::1%5D):")
@@ -231,9 +188,6 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
     return str(attributes.get(INSTANCE) or (f"{pod} {peer}" if pod and is_here(peer) else pod or peer))
 
 
-_SCALARS: Final = frozenset({"string_value", "int_value", "double_value", "bool_value"})
-
-
 def read_count(value: Value) -> int:
     """A count of requests or tokens."""
     if isinstance(value, bool) or not isinstance(value, int):
@@ -250,8 +204,3 @@ def read_seconds(value: Value) -> float:
     if not 0 <= value < TIME_MAX / 1e9:
         raise Rejected(Skip.OUT_OF_RANGE)
     return float(value)
-
-
-def nanoseconds(seconds: Value) -> int:
-    """A moment that was sent in seconds."""
-    return round(read_seconds(seconds) * 1e9)

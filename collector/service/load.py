@@ -78,11 +78,9 @@ _NOTHING: Final = _Sums()
 
 def _sums_of_steps(steps: StepColumns) -> _Sums:
     """Who ran in them, and what they prefilled."""
-    decoding, prefilling, waiting, prefill_tokens = (
-        np.maximum(steps[name], 0).astype(np.float64)
-        for name in ("decode_requests", "prefill_requests", "waiting", "prefill_tokens")
-    )
-    return _Sums(prefill_tokens=float(prefill_tokens.sum()), **_met(decoding, decoding + prefilling, waiting))
+    decoding = steps["decode_requests"].astype(np.float64)
+    met = _met(decoding, decoding + steps["prefill_requests"], steps["waiting"])
+    return _Sums(prefill_tokens=float(steps["prefill_tokens"].sum()), **met)
 
 
 def _met(decoding: Floats, running: Floats | Ints, waiting: Floats | Ints) -> dict[str, float]:

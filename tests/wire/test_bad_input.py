@@ -139,14 +139,14 @@ def in_fields(body, *numbers):
 
 def without_utf8(place):
     """An export with bytes that are no text in one place."""
-    text = {each: b"\xff\xfe" if each == place else b"vllm.scheduler.step" for each in ("scope", *PLACES)}
+    text = {each: b"\xff\xfe" if each == place else b"vllm.scheduler.step" for each in ("scope", "span", *PLACES)}
     attribute = otlp.field(1, text["key"]) + in_fields(text["value"], 1, 2)
     span = otlp.step_span([otlp.summary(1), otlp.field(2, text["event"])], tail=otlp.field(9, attribute))
     scope = in_fields(text["scope"], 1, 1) + otlp.field(2, span + otlp.field(5, text["span"]))
     return otlp.field(1, in_fields(text["resource"], 1, 1, 1) + otlp.field(2, scope))
 
 
-PLACES = ("span", "event", "key", "value", "resource")
+PLACES = ("event", "key", "value", "resource")
 DEEP = in_fields(b"\x10\x01", *(1, 5) * 5000)
 EMPTY = FULL // 2
 HOSTILE = {
@@ -165,19 +165,19 @@ HOSTILE = {
     },
     ("taken", Outcome.ACCEPTED): {
         "messages nested deeper than any parser goes": in_fields(b"", *(1,) * 5000),
+        "values nested deeper than any parser goes": otlp.steps_export(
+            [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
+        ),
     },
     ("skipped", Skip.UNKNOWN_SCOPE): {
         "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
     },
     ("skipped", Skip.UNDECODABLE): {
-        "values nested deeper than any parser goes": otlp.steps_export(
-            [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
-        ),
         **{f"no text as {place}": without_utf8(place) for place in PLACES},
     },
     ("refused", Outcome.UNDECODABLE): {
         "attributes behind a group": otlp.in_step_span(otlp.field(11, b"\xa3\x06\xa4\x06" + b"\x1a\x00" * (EMPTY - 9))),
-        "no text as scope": without_utf8("scope"),
+        **{f"no text as {place}": without_utf8(place) for place in ("scope", "span")},
     },
 }
 """Exports by what becomes of them: refused, taken, or taken while their one span is skipped, and for what reason."""

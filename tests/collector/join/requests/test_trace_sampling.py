@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import Counter
 from functools import cache
@@ -184,7 +183,7 @@ def counted(sent: list[Piece], hit_ratio: float) -> list[ScrapedPage]:
     ends = np.sort([piece.span.end_time_unix_nano for piece in sent])
     pages = []
     for unix_ns in range(int(ends[0]) - 10**9, int(ends[-1]) + 2 * 10**9, 10**9):
-        values = [math.nan] * len(Meaning)
+        values = [0.0] * len(Meaning)
         values[Meaning.FINISHED] = float(np.searchsorted(ends, unix_ns, side="right"))
         values[Meaning.PROMPT_TOKENS] = 120.0 * values[Meaning.FINISHED]
         values[Meaning.PREFIX_HIT_TOKENS] = hit_ratio * values[Meaning.PROMPT_TOKENS]

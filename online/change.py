@@ -223,7 +223,8 @@ class ChangeMonitor(Stateful):
         log_ratio, usual = log_ratio[known], shapes.mean_log_ratio(cell, beta)
         e = log_ratio - usual * shrinkage(shapes.rows[cell])
         weight = shapes.comparability(cell, block.x[known], beta)
-        self.engines.learn(block.engine[known], cell, log_ratio - usual + shapes.log_y[cell], int(block.end_ns[-1]))
+        log_y = log_ratio - usual + shapes.log_y[cell]
+        e = self.engines.learn(block.engine[known], cell, log_y, e, int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
         if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
             return self._take(change, int(block.end_ns[-1]))
@@ -245,7 +246,7 @@ class ChangeMonitor(Stateful):
             self.window_count += 1
             self.usual_window += (value - self.usual_window) / min(self.window_count, 2 * NOISE_ROWS)
         cell, end_ns = np.full(len(block), _WINDOW_CELL), int(block.end_ns[-1])
-        self.engines.learn(block.engine, cell, e, end_ns)
+        e = self.engines.learn(block.engine, cell, e, e, end_ns)
         if self.window_count < FEW_ROWS:
             return None
         self.windows.rows = min(max(_WINDOW_STEPS // int(block.steps.mean()), _WINDOWS_MIN), NOISE_ROWS)

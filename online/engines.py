@@ -2,6 +2,7 @@
 
     a_i  = log y_i - (log x_i beta - log X_c beta)      time of a row, as if its work were the usual of its cell c
     l_k  = median of a_i - Y_c                          level of engine k, over its last 64 rows
+    e'   = e - (u_k - mean u)                           e of a row as if all engines had one speed; u_k: usual e of k
 
 Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
 An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
@@ -13,12 +14,12 @@ told by the statistics of the rows that each one sent (online/rls/merging.py).
 from __future__ import annotations
 
 import math
-from statistics import median_low
+from statistics import fmean, median_low
 
 import numpy as np
 
 from .blocks import Design, median_of
-from .constants import APART, ENGINES_MAX, FEW_ROWS, IDLE_GAP_NS, NOISE_ROWS
+from .constants import APART, ENGINES_MAX, FEW_ROWS, HALF_LIFE_STEPS, IDLE_GAP_NS, NOISE_ROWS
 from .rows import Floats, Ints
 from .state import Stateful, Tree
 
@@ -29,14 +30,15 @@ class EngineRows(Stateful):
     Attributes:
         last: its last rows, oldest first: cell and a_i, (n, 2).
         last_ns: event time of its last block.
+        usual: u_k, which forgets with 4,000 of its rows.
         learned: how many rows are in a (p, p) and b (p,), the statistics A and b of online/moved_term.py.
         learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
     """
 
-    SAVED = ("last", "last_ns", "learned", "learned_ns", "a", "b")
+    SAVED = ("last", "last_ns", "usual", "learned", "learned_ns", "a", "b")
 
     def __init__(self, p: int) -> None:
-        self.last, self.last_ns = np.empty((0, 2)), 0
+        self.last, self.last_ns, self.usual = np.empty((0, 2)), 0, 0.0
         self.forget(p)
 
     def forget(self, p: int) -> None:
@@ -78,14 +80,18 @@ class Engines(Stateful):
         for number, rows in self.rows.items():
             rows.from_state(state[str(number)])
 
-    def learn(self, engine: Ints, cell: Ints, log_y: Floats, end_ns: int) -> None:
-        """Rows of a block, (n,) each, in order of time."""
+    def learn(self, engine: Ints, cell: Ints, log_y: Floats, e: Floats, end_ns: int) -> Floats:
+        """Rows of a block, (n,) each, in order of time; returns e', which does not move with who sends more."""
+        usual = np.empty_like(e)
         for number in set(engine.tolist()):
             own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
             rows.last = np.vstack((rows.last, np.column_stack((cell, log_y))[own]))[-2 * NOISE_ROWS :]
             rows.last_ns = end_ns
+            rows.usual += (median_of(e[own]) - rows.usual) * own.sum() / HALF_LIFE_STEPS
+            usual[own] = rows.usual
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - IDLE_GAP_NS}
+        return e - (usual - fmean(rows.usual for rows in self.rows.values()))
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
         """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""

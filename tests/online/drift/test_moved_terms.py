@@ -174,6 +174,13 @@ def test_a_change_of_all_engines_that_one_sidecar_asks_for_pages_is_reported_onc
     assert not any(replica.differs for replica in target.replicas)
 
 
+def test_a_change_of_all_engines_is_reported_though_one_of_them_was_slower_before():
+    engines = [steps(8000, n, beta=BETA * speed, drift_at=6000, gain=1.15).rows for n, speed in enumerate([1.15, 1, 1])]
+    rows = RowBlock.concatenate([replace(each, engine=np.full(8000, n)) for n, each in enumerate(engines)])
+    drift = learned(bank_of(rows.take(np.arange(24_000).reshape(3, -1).T.ravel()))).drift
+    assert (drift.count, drift.gain) == (1, pytest.approx(1.15, rel=0.02))
+
+
 @pytest.mark.parametrize(
     ("siblings", "slower", "term", "added"),
     [

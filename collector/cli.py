@@ -400,14 +400,11 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
 @out_option("The merged state")
 @click.option("--snapshot", type=NEW_FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
 @with_config
-@json_option
-def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config, in_json: bool) -> int:
+def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config) -> int:
     """Add what several sidecars learned into one state."""
-    if in_json and snapshot is None:
-        raise ConfigError("--json", "prints what --snapshot OUT writes, which is not asked for")
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
-    return _written(partial(merge_files, states, out, config, snapshot), snapshot or out, in_json=in_json)
+    return merge_files(states, out, config, snapshot)
 
 
 # --- the configuration ---------------------------------------------------------------------------

@@ -19,7 +19,7 @@ import msgspec
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from exporters.blis import ALPHAS, BlisError, export
+from exporters.blis import BlisError, export
 from exporters.metrics_page import render_metrics, snapshot_families
 from exporters.questions import answer_query
 from exporters.what_if import Advisory
@@ -196,12 +196,8 @@ def _one_config(snapshot: Snapshot, request: Request) -> Response:
 
 
 def _blis(snapshot: Snapshot, request: Request) -> Response:
-    """A file or flags for BLIS; ``?format=flags``, ``?alpha=effective``."""
-    file_format, alpha = request.query.get("format", "yaml"), request.query.get("alpha", "server")
-    if file_format not in {"yaml", "flags"} or alpha not in ALPHAS:
-        return plain(HTTPStatus.BAD_REQUEST, f"format is yaml or flags, alpha is one of {', '.join(ALPHAS)}")
-    body, _ = export(snapshot, _asked(snapshot, request), f"blis-{file_format}", alpha=alpha)
-    return document(body, YAML if file_format == "yaml" else TEXT)
+    """The file for BLIS; ``tracefit export`` has flags and another alpha, also from an address."""
+    return document(export(snapshot, _asked(snapshot, request))[0], YAML)
 
 
 def _asked(snapshot: Snapshot, request: Request) -> ConfigSnapshot:

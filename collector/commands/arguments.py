@@ -49,7 +49,6 @@ MEANT_OPTIONS = {
     **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
     **dict.fromkeys(("--host", "--port"), "--listen"),
     "--metrics": "--pages",
-    "--output": "--out",
     "--token": "--token-file",
 }
 """The same of options, where the command has what they mean."""
@@ -89,8 +88,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
     keys = [key for key in Config.__struct_fields__ if words <= {*key.split("_")}] if "--config" in has else []
     if keys:
         return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
-    if error.possibilities and not meant:
-        return f"; did you mean {error.possibilities[0]!r}?"
+    if not meant and (near := suggestion(name, has, 0.7)):
+        return near
     own = ", ".join(sorted(each for each in has if each.startswith("--")))
     return own and f"; there are {own}"
 

@@ -85,9 +85,6 @@ def test_blis_gets_the_bytes_that_the_command_line_gives(client, sidecar):
     response, body = ask(client, path)
     assert (response.status, response.getheader("Content-Type")) == (200, "application/yaml")
     assert body == export(*of)[0]
-    assert ask(client, f"{path}?format=flags")[1] == export(*of, file_format="blis-flags")[0]
-    assert ask(client, f"{path}?alpha=effective")[1] == export(*of, alpha="effective")[0]
-    assert ask(client, f"{path}?format=toml")[0].status == 400
 
 
 @pytest.mark.parametrize(("path", "name"), [("/healthz", "alive"), ("/readyz", "ready")])

@@ -53,9 +53,9 @@ def test_help_loads_no_library_and_a_replay_none_of_a_server_and_one_blas_thread
 
 
 def test_image_and_manifests_name_the_version():
-    alone = ("Dockerfile", "CITATION.cff", "docs/deploy.md")
+    alone = ("Dockerfile", "CITATION.cff", "docs/deploy.md", "compose.yaml", "README.md")
     paths = [*(ROOT / name for name in alone), *(ROOT / "deploy").rglob("*.yaml")]
-    marks = re.compile(r"(?:\btracefit:|newTag: |ARG VERSION=|^version: )(\d+\.\d+\.\d+)", re.MULTILINE)
+    marks = re.compile(r"(?:\btracefit[:-]|newTag: |ARG VERSION=|^version: )(\d+\.\d+\.\d+)", re.MULTILINE)
     named = [(str(path.relative_to(ROOT)), version) for path in paths for version in marks.findall(path.read_text())]
     assert {name for name, _ in named} >= set(alone)
     assert len(named) >= 9

@@ -86,10 +86,9 @@ def test_a_checked_configuration_is_the_same_in_both_forms(monkeypatch, capsys):
 
 
 def test_what_writes_files_prints_the_snapshot_of_them(tmp_path, capsys):
-    state, merged, fleet = tmp_path / "state.bin", tmp_path / "m.json", tmp_path / "fleet"
+    state, fleet = tmp_path / "state.bin", tmp_path / "fleet"
     for written, words, eyes in (
         (tmp_path / "s.json", ["replay", RECORDING, "-o", tmp_path / "s.json", "--state", state], "identified"),
-        (merged, ["lab", "merge", state, "-o", tmp_path / "m.bin", "--snapshot", merged], ""),
         (fleet / "snapshot.json", ["fleet", "pull", state, "-o", fleet], "1 source: 1 merged"),
     ):
         told, for_eyes = said(capsys, *words, "--json")

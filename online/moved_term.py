@@ -128,7 +128,8 @@ class Reference(Stateful):
         factors = self.factors
         by_shape = factors.log_factors(block.cell, self.beta)
         trust = shrinkage(factors.rows[block.cell]) * factors.comparability(block.cell, block.x, self.beta)
-        return np.where(block.windows, self.window_log_ratio, by_shape), np.where(block.windows, 1.0, trust)
+        wide = block.windows
+        return np.where(wide, self.window_log_ratio, by_shape), np.where(wide, 1.0, trust)
 
 
 class TermSearch(Stateful):

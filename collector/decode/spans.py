@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -49,8 +49,9 @@ def read_columns(
     numbers = np.array([each[key].int_value for each in told for key in fields], np.int64).reshape(-1, len(fields))
     names, limits, least = map(np.array, zip(*fields.values(), strict=True))
     fates = np.full(len(events), table.ACCEPTED, object)
-    fates[((numbers < least) | (numbers > limits)).any(axis=1)] = Skip.OUT_OF_RANGE
-    fates[((numbers == MISSING) & (least != MISSING)).any(axis=1)] = Skip.MISSING_ATTRIBUTE
+    unfit = (numbers < least) | (numbers > limits)
+    fates[unfit.any(axis=1)] = Skip.OUT_OF_RANGE
+    fates[(unfit & (numbers == MISSING)).any(axis=1)] = Skip.MISSING_ATTRIBUTE
     rows = np.zeros(len(events), dtype)
     for name, column in zip(names, numbers.T, strict=True):
         rows[name] = column
@@ -186,20 +187,19 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
+def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> Iterator[Telemetry]:
     """One Telemetry per resource of each export, in order; what cannot be used is counted.
 
     Times far ahead of an export's arrival are out of range.
     """
-    out: list[Telemetry] = []
     for export in exports:
         try:
             request = ReadExport.FromString(export.payload)
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
-            out += [_Resource(spans, export, admit_span, counts).read(spans) for spans in request.resource_spans]
-    return out
+            for spans in request.resource_spans:
+                yield _Resource(spans, export, admit_span, counts).read(spans)
 
 
 class _Resource:
@@ -314,8 +314,7 @@ def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
     """
     _, _, role = str(attributes.get(words.SERVICE, "")).rpartition("-")
     told = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
-    return told | {
-        key: str(value)[: words.FACT_LENGTH_MAX]
-        for key, value in attributes.items()
-        if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS
-    }
+    for key, value in attributes.items():
+        if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS:
+            told[key] = str(value)[: words.FACT_LENGTH_MAX]
+    return told

@@ -288,12 +288,13 @@ class RlsLearner(Stateful):
         """Weight and Huber's share of rows by their prediction, (n,) each; scale and median follow."""
         if not self._robust:
             return block.weight / self.median_us**2, np.ones(len(block))
-        u, per_unit = relative_residuals(block.elapsed_us, block.steps, block.weight, prediction, self.median_us)
+        steps = block.steps
+        u, per_unit = relative_residuals(block.elapsed_us, steps, block.weight, prediction, self.median_us)
         share = huber(u, self.scale)
         self.scale = update_scale(self.scale, u)
-        self.median_us = update_median(self.median_us, block.elapsed_us / block.steps)
-        usual_us = block.steps * self.sums[-2] / self.sums[-1]
-        reach = _REACH * np.maximum(np.sqrt(block.steps * block.weight) / per_unit, usual_us)
+        self.median_us = update_median(self.median_us, block.elapsed_us / steps)
+        usual_us = steps * self.sums[-2] / self.sums[-1]
+        reach = _REACH * np.maximum(np.sqrt(steps * block.weight) / per_unit, usual_us)
         return share * np.square(per_unit * reach / np.maximum(reach, prediction)), share
 
     def fit_burn_in(self, *, last: bool = False) -> None:

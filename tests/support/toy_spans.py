@@ -177,7 +177,7 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
 def telemetry_in(payload: bytes, counts: Counts | None = None, peer: str = "peer") -> list[Telemetry]:
     """What the plain decoder makes of one export, of which no span was there before."""
     export = Export(payload, peer, "grpc", 0)
-    return decode_exports([export], lambda *_: None, Counts() if counts is None else counts)
+    return [*decode_exports([export], lambda *_: None, Counts() if counts is None else counts)]
 
 
 def decoded(*group: Piece, counts: Counts | None = None) -> Telemetry:

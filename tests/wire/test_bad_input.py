@@ -169,7 +169,7 @@ HOSTILE = {
             [otlp.summary(5) + otlp.field(3, otlp.field(1, b"deep") + otlp.field(2, DEEP))]
         ),
     },
-    ("skipped", Skip.UNKNOWN_SCOPE): {
+    ("skipped", Skip.OUT_OF_RANGE): {
         "events below the size where they are counted": otlp.in_step_span(b"\x5a\x00" * (MIB // 2 - 100)),
     },
     ("skipped", Skip.UNDECODABLE): {

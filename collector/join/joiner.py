@@ -59,7 +59,7 @@ class Joiner:
         }
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
-        self._refused: dict[Key, int] = {}
+        self._refused: OrderedDict[Key, int] = OrderedDict()
         self._emitter_count = 0
         self._held = PendingRows()
         self._described: dict[str, tuple[object, ...]] = {}
@@ -136,8 +136,11 @@ class Joiner:
 
     def _refuse(self, key: Key, now_ns: int) -> None:
         """Remember who found no place lately."""
-        recent = {each: at_ns for each, at_ns in self._refused.items() if at_ns >= now_ns - self._settings.timeout_ns}
-        self._refused = recent if len(recent) >= _REFUSED_MAX else recent | {key: now_ns}
+        refused, since_ns = self._refused, now_ns - self._settings.timeout_ns
+        refused[key] = now_ns
+        refused.move_to_end(key)
+        while len(refused) > _REFUSED_MAX or next(iter(refused.values())) < since_ns:
+            refused.popitem(last=False)
 
     def _evict(self, gone: Emitter) -> None:
         """Let an emitter go, and its doubles; what they held is learned."""

@@ -44,7 +44,7 @@ class SpanWindow:
 
     def __init__(self, engines_max: int, window_ns: int = REMEMBERED_NS, ids_max: int = IDS_MAX) -> None:
         self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, SENDERS_RATIO * engines_max
-        self._emitters: dict[str, EmitterIds] = {}
+        self._emitters: OrderedDict[str, EmitterIds] = OrderedDict()
 
     def __len__(self) -> int:
         """Ids remembered, all emitters together."""
@@ -55,8 +55,9 @@ class SpanWindow:
         emitter = self._emitters.get(instance)
         if emitter is None:
             if len(self._emitters) >= self._emitters_max:
-                del self._emitters[min(self._emitters, key=lambda one: self._emitters[one].newest_ns)]
+                self._emitters.popitem(last=False)
             emitter = self._emitters[instance] = EmitterIds()
+        self._emitters.move_to_end(instance)  # the one heard of longest ago is first, whatever times it tells
         if span_id in emitter.ids:
             return Skip.DUPLICATE
         if end_unix_ns <= emitter.forgotten_ns:

@@ -22,7 +22,7 @@ def test_a_span_older_than_the_window_is_late_once_something_was_forgotten():
 def test_emitters_are_bounded_and_the_one_silent_longest_is_forgotten():
     spans = SpanWindow(1)
     for number, sender in enumerate(("old", "new", "third", "fourth", "fifth")):
-        spans.admit(sender, b"1", (10 + 10 * number) * S)
+        spans.admit(sender, b"1", (60 - 10 * number) * S)
     assert len(spans) == 4
     assert spans.admit("new", b"1", 20 * S) is Skip.DUPLICATE
     assert spans.admit("old", b"1", 10 * S) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .api_queueing import with_fallbacks
 from .checkpoint import CheckpointError
-from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns, replaced_configs
+from .emitter import Emitter, Key, Scheduling, facts_of, newest_unix_ns, quality_of, replaced_configs
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, Rows
 from .joiner import Joiner
@@ -26,6 +26,7 @@ __all__ = [
     "SpanWindow",
     "facts_of",
     "newest_unix_ns",
+    "quality_of",
     "replaced_configs",
     "with_fallbacks",
 ]

@@ -59,6 +59,7 @@ class Emitter(abc.ABC):
         last_seen_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
         liveness: whether more is expected of it.
         is_changed: something was heard of it since its rows were last asked for.
+        times_steps: whether it tells how long steps take, and not only for how long the GPU was busy.
         duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
 
@@ -71,7 +72,7 @@ class Emitter(abc.ABC):
         self.config_id = self.server = ""
         self.machine: str | None = None
         self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
-        self.liveness, self.is_changed = Liveness.LIVE, True
+        self.liveness, self.is_changed, self.times_steps = Liveness.LIVE, True, True
         self.duplicate_of: Emitter | None = None
 
     @property
@@ -198,6 +199,11 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     for emitter in sorted(emitters, key=lambda each: each.facts.get(HIDES_HITS) is True):
         facts |= emitter.facts.known() | emitter.identity
     return facts
+
+
+def quality_of(emitters: Iterable[Emitter]) -> Quality:
+    """By what the steps of one configuration are known."""
+    return min((emitter.quality for emitter in emitters if emitter.times_steps), default=Quality.FPM)
 
 
 def config_id_of(emitter: Emitter) -> str:

@@ -27,7 +27,7 @@ from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
-from .emitter import Emitter, Key, Liveness, TargetRows, config_id_of, facts_of, newest_unix_ns
+from .emitter import Emitter, Key, Liveness, TargetRows, config_id_of, facts_of, newest_unix_ns, quality_of
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, PendingRows, Rows, watermark_of
 from .passes import PassEngine
@@ -100,9 +100,9 @@ class Joiner:
         return [*filter(process.is_same_server, others)]
 
     def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
-        """Engines that may be its server."""
+        """Engines that may be its server, and tell how long its steps take."""
         engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
-        return [engine for engine in engines if process.is_same_server(engine)]
+        return [engine for engine in engines if engine.times_steps and process.is_same_server(engine)]
 
     def _emitter_for(
         self, kind: type[E], key: Key, arrived_unix_ns: int, telemetry: Telemetry | None = None
@@ -276,24 +276,24 @@ class Joiner:
             self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
 
     def _advance_page(self, page: PageEngine) -> None:
-        """Where others tell more of the same engine, its page gives facts."""
+        """Where others tell more of the same engine's steps, its page gives facts."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
-        richer = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
-        if not richer:
-            self._advance(page)
-            return
-        page.defer_to(richer)
+        told = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         known = page.facts.known()
-        for sender in richer:
+        for sender in told:
             sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
-        page.config_id = ""
+        if richer := [sender for sender in told if sender.times_steps]:
+            page.defer_to(richer)
+            page.config_id = ""
+        else:
+            self._advance(page)
 
     def _describe(self) -> list[ConfigUpdated]:
         """Configurations of which something else is known than before."""
         before, self._described, described = self._described, {}, []
         for config_id, own in sorted(self.emitters_by_config().items()):
-            quality = min(one.quality for one in own)
+            quality = quality_of(own)
             known = self._described[config_id] = quality, *((one.instance, one.facts.version) for one in own)
             if before.get(config_id) != known:
                 described.append(ConfigUpdated(config_id, facts_of(own), quality))

@@ -39,6 +39,7 @@ class PassEngine(Emitter):
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
+        self.times_steps = False
         self._last = -1
         self._passed_unix_ns = 0
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
@@ -75,6 +76,7 @@ class PassEngine(Emitter):
             self._last = passed.counter
             if not passed.is_empty:
                 self._passes[passed.target].append(passed)
+                self.times_steps |= passed.target is Target.STEP_TIME
                 self._passed_unix_ns = max(self._passed_unix_ns, passed.unix_ns)
         self.newest_unix_ns = max(self.newest_unix_ns, passed.unix_ns)
 

@@ -34,6 +34,7 @@ from collector.join import (
     Rows,
     SpanWindow,
     facts_of,
+    quality_of,
     replaced_configs,
     with_fallbacks,
 )
@@ -310,7 +311,7 @@ class Pipeline:
         sources: dict[str, str] = {}
         for emitter in emitters:
             sources |= emitter.facts.sources()
-        quality = min(emitter.quality for emitter in emitters)
+        quality = quality_of(emitters)
         hidden = hides_hits(quality, facts)
         # nothing more comes of one that is silent while others go on, and its doubts would stay for good
         silent_unix_ns = max(emitter.event_unix_ns for emitter in emitters) - self._settings.timeout_ns

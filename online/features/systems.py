@@ -17,7 +17,7 @@ costs less once these are full (Mixtral on H100). While all seats are taken, a r
 before it over the service rate (Little 1961). Where nobody saw the chunks of a prefill, pairs are estimated.
 
 ``roofline`` has no coefficients in its source. Here each phase falls into ``compute_us`` or ``memory_us`` by which of
-the two is longer at the usual efficiencies; weights are read once a step, by the phase that is there.
+the two is longer at 62 and 80 % of the sheet; weights are read once a step, by the phase that is there.
 
 ``picf``, as published, has neither intercept nor these units: its constants per configuration are replaced by those
 that make microseconds, which no fit within one can see. Its service rate is B / (KV bytes of a token times the batch).
@@ -51,9 +51,6 @@ from online.rows import Floats, Target
 
 from .columns import INTERCEPT, PORTABLE, UNITS, Column, Facts, FeatureSet, Raw, portable
 from .sheets import Sheet, sheet_of
-
-# Guess: the usual share of the sheet's bandwidth; it decides only which phase is bound by what.
-_BANDWIDTH_EFFICIENCY = 0.80
 
 OfStep = Callable[[Raw], Floats]
 
@@ -153,7 +150,7 @@ def _phases_us(sheet: Sheet, raw: Raw) -> tuple[Floats, Floats]:
     compute = np.array([prefill, decode]) * sheet.token_us + np.array([pairs(raw), context]) * sheet.pair_us
     read = np.array([share, (1.0 - share) * (decode > 0)]) * weights
     memory = read + np.array([prefill, context]) * sheet.kv_token_us
-    bound = compute / GEMM_EFFICIENCY > memory / _BANDWIDTH_EFFICIENCY
+    bound = compute / GEMM_EFFICIENCY > memory / 0.8
     return np.where(bound, compute, 0.0).sum(axis=0), np.where(bound, 0.0, memory).sum(axis=0)
 
 

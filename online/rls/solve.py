@@ -69,10 +69,10 @@ from online.blocks import median_of
 from online.constants import (
     DONOR_SHARE,
     MAD_TO_SD,
+    MEMORY_ROWS,
     MISFIT,
     NOISE_ROWS,
     QUIETEST,
-    START_ROWS,
     TINY,
     VALUE_MAX,
     WORTH,
@@ -238,7 +238,7 @@ def update_scale(scale: float, u: Floats) -> float:
 
 def update_median(median_us: float, per_step_us: Floats) -> float:
     """The running median after a block of times per step (n,)."""
-    return median_us + min(1.0, len(per_step_us) / START_ROWS) * (_middle(per_step_us) - median_us)
+    return median_us + min(1.0, len(per_step_us) / MEMORY_ROWS) * (_middle(per_step_us) - median_us)
 
 
 def _middle(values: Floats) -> float:

@@ -43,8 +43,6 @@ from .sheet import (
 
 # Guess: half of the floor of one donor (online/rls/solve.py).
 _FLOOR = MISFIT / 2.0
-_POOLED_MISFIT = 0.08
-"""A pooled prior gives way to rows as if each were uncertain by so much: the first ones are all of one kind."""
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 """By target, feature set and its columns."""
@@ -113,7 +111,8 @@ class Pooled:
             return None
         live, m = mapping
         mean, (spread, step_us) = m @ self.gamma, np.array([self._of_donors(name) for name in live]).T
-        return Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, _POOLED_MISFIT)
+        # It gives way to rows as if each were uncertain by 8 %: the first ones are all of one kind.
+        return Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, misfit=0.08)
 
     def _of_donors(self, name: str) -> tuple[float, float]:
         """How far the donors' own coefficients of a live column lie from the pooled one, and y / x_rms."""

@@ -96,8 +96,6 @@ HIDES_HITS = "prefix_hits_hidden"
 PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
 
 _LAY, _AR, _G, _D, _MOE, _Q, _E = np.eye(len(HYPER_MEAN))
-# Guess: vLLM's default of max_num_batched_tokens where none is told.
-_CHUNK_TOKENS = 2048.0
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite; beyond a factor of ten it says nothing.
 _WIDE_MAX = math.log(10.0)
@@ -142,7 +140,7 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     if sheet is None:
         return None
     experts_us = sheet.model.experts * sheet.expert_us if sheet.model.moe else 0.0
-    chunk = sheet.max_batched_tokens or _CHUNK_TOKENS
+    chunk = sheet.max_batched_tokens or 2048.0  # vLLM's default
     prefill_us = max(chunk * sheet.token_us / GEMM_EFFICIENCY - sheet.dense_weight_us - experts_us, 0.0) / chunk
     # A maker's figure for a link counts both directions; an all-reduce fills each by itself.
     base = np.array([sheet.dense_weight_us, 0.0, sheet.kv_token_us, 2.0 * (sheet.all_reduce_us or 0.0)])

@@ -45,7 +45,7 @@ TIMEOUT_S = 2.0
 """How long a page may take."""
 REFRESH_S = 30.0
 """How often names are looked up again."""
-RETRY_S, DISCOVER_S = 30.0, 600.0
+RETRY_S, DISCOVER_S = 30.0, 60.0
 """How often a server is asked who it is, before it has said that and from then on."""
 SERVERS_MAX = 256
 """Servers asked, of all targets together."""

@@ -1,6 +1,6 @@
 """River's models: what corrects the published prediction, regressors that learn beside ``rls``, detectors of change.
 
-Importing this module imports River, which takes 60 MB and 0.7 s of CPU, mostly scipy's statistics: only who configures
+Importing this module imports River, which takes 70 MB and 0.7 s of CPU, mostly scipy's statistics: only who configures
 a model of River's imports it, with the first row (online/target/settings.py).
 
 ``river:residual``: River's linear regression on what the level leaves, from columns that no coefficient is about.

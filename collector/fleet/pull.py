@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import STATE_BYTES_MAX, fetch_states, find_targets
+from .sources import fetch_states, find_targets
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -118,8 +118,6 @@ def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     """What is in a state; why it cannot be used."""
     bank = Bank(config)
     try:
-        if path.stat().st_size > STATE_BYTES_MAX:
-            return FleetSource(name, PullOutcome.TOO_LARGE, "larger than 1 GiB")
         data = path.read_bytes()
         bank.restore(data)
     except StateError as error:

@@ -123,13 +123,11 @@ class FleetService:
         return max(self._interval_s - took_s, 0.0)
 
     def _tell(self, pulled: Pulled) -> None:
-        """What has changed since the last round, one line each."""
-        lines = [*complaints(pulled), *([pulled.problem] if pulled.problem else [])]
-        for line in lines:
-            if line not in self._said:
-                _log.warning("%s", line)
+        """What came of a round where that is another than of the last one, in one line: lines alike are held back."""
+        lines = [*complaints(pulled), pulled.problem]
         if lines != self._said:
-            _log.info("%s", "; ".join(report(pulled)))
+            level = logging.WARNING if any(lines) else logging.INFO
+            _log.log(level, "%s", "; ".join(filter(None, [*report(pulled), *lines])))
         self._said = lines
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from collector.config import with_scheme
 from collector.ingest.scrape import Resolve, ScrapeTarget, addresses_of, targets_behind
-from collector.recordings import STDIN, Recording, recording_files, source_of
+from collector.recordings import Recording, recording_files, source_of
 from collector.runtime import PrintLine, StartError, sentence
 from collector.runtime.http import FetchError, HttpClient
 from collector.service import state_files
@@ -125,8 +125,6 @@ def find_recordings(paths: Sequence[str]) -> list[str]:
     """Every file and object, by source and name; StartError for a place that cannot be looked at, or has none."""
     files: set[str] = set()
     for place in paths:
-        if place == STDIN:
-            raise StartError("standard input is on this machine alone: `tracefit replay -` reads it")
         is_local = "://" not in place
         found = recording_files([place]) if is_local else _list_objects(place)
         if not found or (is_local and not Path(place).exists()):

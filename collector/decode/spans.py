@@ -12,6 +12,7 @@ Bad input is a value, not an exception: whatever is not understood is skipped wi
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -39,6 +40,8 @@ from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, rea
 from .wire import Export, ReadExport
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
+_AT_ONCE: Final = 4096
+"""Events that become columns together, which bounds what they hold of Python's; no request has as many."""
 
 
 def read_columns(
@@ -46,12 +49,15 @@ def read_columns(
 ) -> tuple[NDArray[np.void], NDArray[np.object_]]:
     """What events tell by a table, a row each, and what becomes of each: accepted, or why not."""
     told = [event.attributes for event in events]
-    numbers = np.array([each[key].int_value for each in told for key in fields], np.int64).reshape(-1, len(fields))
-    names, limits, least = map(np.array, zip(*fields.values(), strict=True))
+    # to ask such a map for what it has not puts that into it
+    sent = [each[key].int_value if key in each else MISSING for each in told for key in fields]
+    numbers = np.array(sent, np.int64).reshape(-1, len(fields))
+    names, limits, least = zip(*fields.values(), strict=True)
     fates = np.full(len(events), table.ACCEPTED, object)
-    unfit = (numbers < least) | (numbers > limits)
-    fates[unfit.any(axis=1)] = Skip.OUT_OF_RANGE
-    fates[(unfit & (numbers == MISSING)).any(axis=1)] = Skip.MISSING_ATTRIBUTE
+    unfit = (numbers < np.array(least)) | (numbers > np.array(limits))
+    if unfit.any():
+        fates[unfit.any(axis=1)] = Skip.OUT_OF_RANGE
+        fates[(unfit & (numbers == MISSING)).any(axis=1)] = Skip.MISSING_ATTRIBUTE
     rows = np.zeros(len(events), dtype)
     for name, column in zip(names, numbers.T, strict=True):
         rows[name] = column
@@ -63,9 +69,12 @@ def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> C
 
     Foreign events are left out. ``check_time`` raises it of a time of the wall clock at which nothing can have ended.
     """
-    events = [event for event in span.events if event.name in words.MARK_KINDS]
+    marks_of = (event for event in span.events if event.name in words.MARK_KINDS)
+    events = [*itertools.islice(marks_of, _AT_ONCE + 1)]
     if not events:
         raise Rejected(Skip.UNKNOWN_SCOPE)
+    if len(events) > _AT_ONCE:
+        raise Rejected(Skip.OUT_OF_RANGE)
     columns, fates = read_columns(events, words.JOURNEY_FIELDS, MARK_DTYPE)
     for fate in fates:
         if fate != table.ACCEPTED:
@@ -218,17 +227,21 @@ class _Resource:
         self._admit_span, self._counts = admit_span, counts
         self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
         self._events: dict[str, list[Any]] = {words.SUMMARY_EVENT: [], words.SNAPSHOT_EVENT: []}
+        self._columns: dict[str, list[NDArray[np.void]]] = {name: [] for name in self._events}
 
     def read(self, spans: Any) -> Telemetry:
         """All that can be used of it."""
         for scope_spans in spans.scope_spans:
             for span in scope_spans.spans:
                 self._add(scope_spans.scope.name, span)
-        summaries, snapshots = self._events.values()
-        if summaries:
-            self._out.steps = self._accepted(*self._summaries(summaries))
+        for name, events in self._events.items():
+            if events:
+                self._read_events(name, events)
+        steps, snapshots = self._columns.values()
+        if steps:
+            self._out.steps = np.concatenate(steps)
         if snapshots:
-            self._out.snapshots = self._accepted(*read_columns(snapshots, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE))
+            self._out.snapshots = np.concatenate(snapshots)
         return self._out
 
     def _add(self, scope: str, span: Any) -> None:
@@ -239,10 +252,13 @@ class _Resource:
             if scope == words.STEP_SCOPE:
                 self._check(span)
                 for event in span.events:
-                    if event.name in self._events:
-                        self._events[event.name].append(event)
-                    else:
+                    waiting = self._events.get(event.name)
+                    if waiting is None:
                         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += 1
+                        continue
+                    waiting.append(event)
+                    if len(waiting) == _AT_ONCE:
+                        self._read_events(event.name, waiting)
             elif scope == words.CORE_SCOPE:
                 self._check(span)
                 self._out.core.append(core_span(span, counts, self._check_time))
@@ -284,11 +300,25 @@ class _Resource:
                 self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
             raise Rejected(Skip.OUT_OF_RANGE)
 
+    def _read_events(self, name: str, events: list[Any]) -> None:
+        """Read what waits of one name; no longer does it."""
+        if name == words.SUMMARY_EVENT:
+            rows, fates = self._summaries(events)
+        else:
+            rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
+        for fate, count in Counter(fates.tolist()).items():
+            self._counts[table.DECODED_EVENTS, fate] += count
+        self._columns[name].append(rows[fates == table.ACCEPTED])
+        events.clear()
+
     def _summaries(self, events: Sequence[Any]) -> tuple[StepColumns, NDArray[np.object_]]:
         """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
         steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
         steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
-        steps["kv_usage_ratio"] = [event.attributes[words.KV_USAGE].double_value for event in events]
+        told = [event.attributes for event in events]
+        steps["kv_usage_ratio"] = [
+            each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in told
+        ]
         unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
         within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= self._latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
         agreeing = steps["prefill_tokens"] + steps["decode_tokens"] == steps["scheduled_tokens"]
@@ -297,14 +327,8 @@ class _Resource:
         sound = fates == table.ACCEPTED
         fates[sound & ~agreeing] = Skip.INVALID
         fates[sound & ~within] = Skip.OUT_OF_RANGE
+        fates[sound & np.isnan(usage)] = Skip.MISSING_ATTRIBUTE
         return steps, fates
-
-    def _accepted(self, rows: NDArray[np.void], fates: NDArray[np.object_]) -> NDArray[np.void]:
-        """The rows that can be used; what became of all is counted."""
-        for fate, events in Counter(fates.tolist()).items():
-            self._counts[table.DECODED_EVENTS, fate] += events
-        accepted: NDArray[np.void] = rows[fates == table.ACCEPTED]
-        return accepted
 
 
 def facts(attributes: Mapping[str, Value]) -> dict[str, str]:

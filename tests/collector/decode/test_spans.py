@@ -4,9 +4,11 @@ import pytest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from collector.decode import Export, decode_exports
-from collector.decode.records import Finish
+from collector.decode import Export, decode_exports, spans
+from collector.decode.records import STEP_DTYPE, Finish
+from collector.decode.spans import read_columns
 from collector.decode.vocabulary import KV_USAGE, MISSING, SUMMARY_FIELDS
+from collector.decode.wire import ReadExport
 from collector.join import SpanWindow
 from collector.telemetry import Counts, table
 from collector.telemetry.reasons import Skip
@@ -50,6 +52,21 @@ def test_snapshots_keep_tokens_and_never_the_request_id(run):
     told = ("num_computed_tokens", "scheduled_tokens_this_step", "num_output_tokens")
     names = ("step.id", *(f"request.{name}" for name in told))
     assert snapshots.tolist() == [tuple(s[name] for name in names) for step in run.snapshots[:4] for s in step]
+
+
+def test_many_events_become_columns_by_parts_and_a_journey_of_as_many_is_refused(run, monkeypatch):
+    steps, journey = Piece("e", STEP_SCOPE, step_span(run, 1, 8)), Piece("e", CORE_SCOPE, core_span(run, run.jobs[0]))
+    whole = decoded(steps).steps
+    monkeypatch.setattr(spans, "_AT_ONCE", 3)
+    assert decoded(steps).steps.tolist() == whole.tolist()
+    assert not decoded(journey).core
+
+
+def test_what_an_event_lacks_is_not_put_into_it():
+    # a sender of empty events would have us hold 150 times what it sends
+    event = ReadExport().resource_spans.add().scope_spans.add().spans.add().events.add()
+    read_columns([event], SUMMARY_FIELDS, STEP_DTYPE)
+    assert not event.attributes
 
 
 def test_a_core_span_becomes_its_marks_in_order(run):

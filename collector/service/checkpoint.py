@@ -96,9 +96,10 @@ class UnlearnedExports:
 
 
 def state_files(path: Path) -> list[Path]:
-    """A state file, or all below a directory (``*.bin``)."""
-    found = path.rglob("*.bin") if path.is_dir() else [path]
-    return sorted(each for each in found if each.is_file())
+    """A state file, or all below a directory (``*.bin``); of a device, none."""
+    if path.is_dir():
+        return sorted(each for each in path.rglob("*.bin") if each.is_file())
+    return [path] if path.is_file() or not path.exists() else []
 
 
 # --- the directory --------------------------------------------------------------------------------------------------

@@ -406,12 +406,12 @@ def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pip
     check_learning(config)
     pipeline = Pipeline(config, resolver)
     for number, path in enumerate(config.donors):
-        files = state_files(Path(path))
-        if not files:
-            raise ConfigError(f"donors[{number}]", f"there is no *.bin in {path}")
         try:
+            files = state_files(Path(path))
             for file in files:
                 pipeline.add_donors(file.read_bytes())
         except (OSError, StateError) as error:
             raise ConfigError(f"donors[{number}]", f"{path}: {error}") from None
+        if not files:
+            raise ConfigError(f"donors[{number}]", f"there is no *.bin in {path}")
     return pipeline

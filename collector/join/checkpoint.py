@@ -165,7 +165,8 @@ class EmitterCheckpoint(msgspec.Struct):
         emitter: Emitter = _KINDS[self.kind](self.instance, "", self.number, settings)
         emitter.config_id, emitter.api_queueing, emitter.server = self.config_id, self.queueing, self.server
         for fact, (source, value) in self.facts.items():
-            emitter.facts.learn({fact: value}, source)
+            if (fact, source) != ("trace_sampling", FactSource.RULES):  # holds as long as the operator says so
+                emitter.facts.learn({fact: value}, source)
         match emitter:
             case Engine() if self.calibration is not None:
                 self.calibration.restore(emitter)

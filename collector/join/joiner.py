@@ -406,6 +406,7 @@ class Joiner:
         emitters = [kept for kept in checkpoint.emitters if kept.kind != "page" or settings.scrape]
         for kept in emitters:
             emitter = kept.restore(settings)
+            joiner.resolver.apply(emitter.facts, {}, emitter.instance, "")
             joiner._kinds[type(emitter)][emitter.key] = emitter
         for kept in emitters:
             if kept.duplicate_of:

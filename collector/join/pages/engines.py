@@ -175,7 +175,7 @@ class PageEngines:
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
         """Tell API processes how many of the page's requests are theirs; ranks that share a page count apart.
 
-        Each of several API servers of an engine knows a part of every batch.
+        Each of several API servers of an engine knows a part of every batch. A page that stopped counts nothing more.
         """
         own = [each for each in self.preferred_sources(page, [*processes]) if isinstance(each, ApiProcess)]
         if not own or not self._counts_requests(page):
@@ -183,13 +183,15 @@ class PageEngines:
         lately_ns = max(each.event_unix_ns for each in own) - self._settings.lateness_ns
         lively = [each for each in own if each.event_unix_ns >= lately_ns]  # others are gone, or idle
         hit_ratio = page.hit_ratio
+        silent_ns = self._settings.timeout_ns + int(self._settings.scrape_interval_s * 1e9)
+        counted_ns = (page.newest_unix_ns or math.inf) + silent_ns  # a restored page will come
         page.spans = {each.key: page.spans.get(each.key) or Completeness() for each in own}
         for process in own:
             spans = page.spans[process.key]
             spans.record(process.requests_seen, process.event_unix_ns)
             # of several that tell, one may not be of this server: its trace ids may say that it is sampled
             told = process.sampling.share if len(lively) > 1 else 1.0
-            process.is_counted, process.hit_ratio = True, hit_ratio
+            process.is_counted, process.hit_ratio = process.event_unix_ns <= counted_ns, hit_ratio
             process.counted_share = None if spans.ratio is None or told is None else min(spans.ratio, told)
 
     def has_page_of(self, sender: Sender) -> bool:

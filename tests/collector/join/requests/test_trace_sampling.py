@@ -48,6 +48,10 @@ def learned(sent: list[Piece]) -> Pipeline:
     return replayed(exports_of(sent), **EVERY_REQUEST)
 
 
+def restarted_with_the_rule(pipeline: Pipeline) -> Pipeline:
+    return restarted(pipeline, **EVERY_REQUEST)
+
+
 def go_on(pipeline: Pipeline, sent: list[Piece]) -> None:
     for export in exports_of(sent):
         pipeline.process([export])
@@ -146,7 +150,8 @@ def test_where_no_page_counts_the_requests_nothing_is_usable_unless_the_operator
     pipeline = replayed(exports_of(sent))
     assert doubts(pipeline) == doubts(restarted(pipeline)) == [UNCOUNTED]
     assert not client(pipeline).usable
-    assert doubts(learned(sent)) == []
+    assert doubts(restarted_with_the_rule(pipeline)) == doubts(learned(sent)) == []
+    assert doubts(restarted(learned(sent))) == [UNCOUNTED], "the rule is gone"
     config = only_config(pipeline)
     assert "trace_sampling" not in config.config
     features = [
@@ -225,6 +230,12 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 
+def test_a_page_that_stopped_says_nothing_of_what_is_sampled_since():
+    sent = requests(3000)
+    pipeline = beside_pages(counted(sent[:600], 0.0), [*sent[:600], *sent[600::3]])
+    assert doubts(pipeline) == [UNCOUNTED]
+
+
 def test_the_page_of_one_server_does_not_speak_for_the_sampled_spans_of_another():
     sent = requests(600)
     own, others = of_process("api-0", sent), of_process("api-1", kept(sent, 0.1))
@@ -270,7 +281,9 @@ def of_process(instance: str, sent: list[Piece]) -> list[Piece]:
     return [piece._replace(instance=instance, facts=MODEL) for piece in sent]
 
 
-@pytest.mark.parametrize("meanwhile", [lambda pipeline: pipeline, restarted], ids=["", "at a restart of ours"])
+@pytest.mark.parametrize(
+    "meanwhile", [lambda pipeline: pipeline, restarted_with_the_rule], ids=["", "at a restart of ours"]
+)
 def test_a_sampler_that_is_switched_on_or_off_is_noticed(meanwhile):
     sent, pipeline, told = requests(1500), new_pipeline(**EVERY_REQUEST), []
     for phase in (sent[:500], kept(sent[500:1000], 0.1), sent[1000:]):

@@ -128,7 +128,7 @@ class EmitterCheckpoint(msgspec.Struct):
     """One emitter.
 
     ``calibration`` and ``duplicate_of`` are an engine's, ``trace_share`` and ``longest_ns`` an API process's,
-    ``front_ends`` a page's; ``server`` is whom a page or passes are of.
+    ``front_ends`` a page's, ``times_steps`` of passes; ``server`` is whom a page or passes are of.
     """
 
     kind: Literal["engine", "api_process", "passes", "page"]
@@ -142,6 +142,7 @@ class EmitterCheckpoint(msgspec.Struct):
     trace_share: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     longest_ns: Natural = 0
     front_ends: Annotated[int, msgspec.Meta(ge=1, le=FRONT_ENDS_MAX)] = 1
+    times_steps: bool = True
     server: str = ""
 
     @classmethod
@@ -149,7 +150,7 @@ class EmitterCheckpoint(msgspec.Struct):
         """What is kept of an emitter."""
         kind: Any = next(name for name, each in _KINDS.items() if each is type(emitter))
         named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.known_facts()
-        kept = cls(kind, *named, emitter.api_queueing, server=emitter.server)
+        kept = cls(kind, *named, emitter.api_queueing, server=emitter.server, times_steps=emitter.times_steps)
         match emitter:
             case Engine():
                 kept.calibration = Calibration.of(emitter)
@@ -167,6 +168,7 @@ class EmitterCheckpoint(msgspec.Struct):
         for fact, (source, value) in self.facts.items():
             if (fact, source) != ("trace_sampling", FactSource.RULES):  # holds as long as the operator says so
                 emitter.facts.learn({fact: value}, source)
+        emitter.times_steps = self.times_steps
         match emitter:
             case Engine() if self.calibration is not None:
                 self.calibration.restore(emitter)

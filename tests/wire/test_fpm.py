@@ -13,7 +13,7 @@ from online import Target
 from tests.support.clocks import T0_NS
 from tests.support.gpu_kernels import fpm_record
 from tests.support.gpu_server import serve, step_exports
-from tests.support.pipelines import new_pipeline
+from tests.support.pipelines import new_pipeline, restarted
 from tests.support.vllm_scheduler import Work
 from tests.support.vllm_senders import fpm_lines, span_exports, write, write_lines
 from tests.wall.published import replay
@@ -193,6 +193,14 @@ def test_what_the_gpu_was_busy_leaves_the_steps_to_those_who_tell_of_them():
     house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(engine(), {})])
     house.pipeline.flush()
     assert {name for _, name in house.rows()} >= {"gpu_time", "step_time", "queue_wait"}
+
+
+def test_a_restart_knows_which_time_the_passes_tell():
+    for times, is_told in (("gpu", False), ("host", True)):
+        house = House()
+        house.tell(BUSY, times=times)
+        (kept,) = restarted(house.pipeline).joiner.pass_engines.values()
+        assert kept.times_steps is is_told
 
 
 def test_two_publishers_under_one_name_are_two_engines():

@@ -87,7 +87,7 @@ class Engines(Stateful):
             own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
             rows.last = np.vstack((rows.last, np.column_stack((cell, log_y))[own]))[-2 * NOISE_ROWS :]
             rows.last_ns = end_ns
-            rows.usual += (median_of(e[own]) - rows.usual) * own.sum() / HALF_LIFE_STEPS
+            rows.usual += (median_of(e[own]) - rows.usual) * min(own.sum() / HALF_LIFE_STEPS, 1.0)
             usual[own] = rows.usual
         heard = sorted(self.rows.items(), key=lambda each: each[1].last_ns)[-ENGINES_MAX:]
         self.rows = {number: rows for number, rows in heard if rows.last_ns >= end_ns - IDLE_GAP_NS}

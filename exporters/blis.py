@@ -232,7 +232,7 @@ def _fold_prompts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], p
     prompt = next(filter(None, prompts), 0.0)
     tokens, payers = step["prefill_tokens"].mean or 0.0, (step["requests"].mean or 0.0) - (prompt > 0.0)
     each_us = price_us * tokens / payers if payers > 0.0 else math.inf
-    if each_us > prices["intercept"]:
+    if math.isinf(each_us) or (prompt and each_us > prices["intercept"]):
         alone = "stay in beta[8], for traces without prefix_group (blis-trace) alone"
         return _Folded(warnings=(f"{price} {alone}: hardly any others run beside a request",))
     spread = {

@@ -218,8 +218,9 @@ def test_a_data_sheets_price_is_of_a_computed_token_and_the_file_says_which_trac
 
 def test_what_cannot_be_folded_says_which_trace_it_is_for():
     assert "without prefix_group (blis-trace) alone" in exported(hidden_hits(means=(None, None))).warnings[0]
-    unknown, alone = exported(hidden_hits(prompt_tokens=None)), exported(hidden_hits(means=(5.0, 1.0)))
-    assert unknown.beta[5:9] == pytest.approx((15.0 + 3.0 * 200 / 80, 16_000.0, 0.0, 0.0))
+    unknown = exported(hidden_hits(means=(8000.0, 1.0), prompt_tokens=None))
+    alone = exported(hidden_hits(means=(5.0, 1.0)))
+    assert unknown.beta[5:9] == pytest.approx((15.0 + 3.0 * 8000, 16_000.0, 0.0, 0.0))
     assert unknown.alpha[0] == 9000
     assert "the mean prompt is not known" in unknown.warnings[0]
     assert alone.beta[5:7] == (15.0, 16_000.0)

@@ -214,7 +214,7 @@ QUALITY: dict[str, Advice] = {
 NOTHING_YET = Advice(
     "poor",
     "No telemetry has been learned from.",
-    "Name a server to scrape (tracefit run --scrape http://host:8000/metrics), or point vLLM at this sidecar:",
+    "Name a server to scrape (tracefit run --scrape http://host:8000/metrics), and for more point vLLM here, too:",
     (f"--otlp-traces-endpoint http://127.0.0.1:{OTLP_PORT}",),
 )
 

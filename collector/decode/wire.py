@@ -115,7 +115,7 @@ def _is_more(data: bytes, table: Table, messages: int, fields: int) -> bool:
                 raise ValueError("a field that leaves its message")
             fields -= 1
             if inner is not None:
-                messages -= 1
+                messages -= 2 if inner is _ATTRIBUTE else inner is not _VALUE
                 if at > body_at and inner is not _SPAN:
                     todo.append((body_at, at, inner))
             if messages < 0 or fields < 0:
@@ -146,7 +146,12 @@ def _table(descriptor: Any, known: dict[str, Table]) -> Table:
     return table
 
 
-_EXPORT: Final = _table(ExportTraceServiceRequest.DESCRIPTOR, {})
+_TABLES: Final[dict[str, Table]] = {}
+_EXPORT: Final = _table(ExportTraceServiceRequest.DESCRIPTOR, _TABLES)
+_ATTRIBUTE: Final = _TABLES[KeyValue.DESCRIPTOR.full_name]
+_VALUE: Final = {**_TABLES[AnyValue.DESCRIPTOR.full_name]}
+_ATTRIBUTE[KeyValue.VALUE_FIELD_NUMBER << 3 | BYTES] = _VALUE
+"""An attribute counts with its value, which a map makes where none was sent."""
 
 # --- schemas: subsets of OTLP's ---------------------------------------------------------------------------------------
 

@@ -115,10 +115,11 @@ def ahead(ports, until_s):
 
 
 ATTRIBUTE = otlp.field(9, otlp.field(1, b"name of it"))
+SUMMARY = otlp.field(11, otlp.field(2, b"step.BATCH_SUMMARY"))
 ATTACKS = {
     "100 connections of 8 silent calls": silent,
     "16 x 7 MiB of full steps": partial(dense, make_export(2200, steps_per_span=5).SerializeToString()),
-    "16 x 500,000 empty events": partial(dense, otlp.in_step_span(b"\x5a\x00" * 500_000)),
+    "16 x 370,000 summaries of nothing": partial(dense, otlp.in_step_span(SUMMARY * 370_000)),
     "16 x 250,000 attributes of a span": partial(dense, otlp.in_step_span(ATTRIBUTE * 250_000)),
     "70 requests over HTTP without their bodies": held,
     "16 x 7 MiB of name": partial(dense, make_export(instance="x" * (7 << 20)).SerializeToString()),

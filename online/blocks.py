@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .constants import NOISE_ROWS, VALUE_MAX
-from .rows import REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Mask, RowBlock, RowOutcome, Target
+from .rows import REQUEST_FEATURES, STEP_FEATURES, Floats, Ints, Mask, Quality, RowBlock, RowOutcome, Target
 
 if TYPE_CHECKING:
     from .features import FeatureSet
@@ -83,8 +83,8 @@ class Design(RowBlock):
 
     @property
     def windows(self) -> Mask:
-        """Rows of so many steps, such as two pages tell, that no other shares their noise, (n,)."""
-        wide: Mask = self.steps >= NOISE_ROWS
+        """Rows of two pages, and of so many steps that no other shares their noise, (n,)."""
+        wide: Mask = (self.steps >= NOISE_ROWS) | (self.quality == Quality.METRICS)
         return wide
 
     @staticmethod

@@ -18,10 +18,12 @@ recording c3 reports a change that is none. With 1 in place of v, machines that 
 rows and coefficients of 4,000 little, and after a confirmed change 2 % of the evidence is left. A change too slow is
 followed by coefficients, factors and the level.
 
-A window is a row of 32 steps or more, such as two pages tell. Its shape is a mean that no other window may have, and
+A window is what two pages tell, or a row of 32 steps or more. Its shape is a mean that no other window may have, and
 its noise is that of a block. So e is its log(y / x beta) less the mean over the last 64 windows, v and F are 1, and a
-block is 1,024 steps, but 4 windows at least and 32 at most. A window counts as 32 rows since a change. How far the form
-is off at another mix, no shape factor tells here, so that a change is confirmed from a factor of 1.25 on.
+block is 512 steps, where windows of several requests share theirs, but 32 windows at most. How far the form is off at
+another mix, no shape factor tells here, so that a change is confirmed from a factor of 1.25 on, 4 % is 15 %, and 1.5 is
+1.25. With 1 another mix of c10_long is reported. Coefficients follow windows within minutes: while a sum rises, x beta
+is by those from before. A window counts as 16 rows since a change: by the first 16 a wrong term is named for minutes.
 
 Where several engines share a configuration, they must agree (online/engines.py). Until they do the sums stay at 9, and
 are asked again. Which term moved is told by the rows after a change (online/moved_term.py).
@@ -55,6 +57,7 @@ from .constants import (
     MEAN_ABS_TO_SD,
     MEMORY_ROWS,
     NOISE_ROWS,
+    TINY_US,
 )
 from .engines import Engines
 from .moved_term import EVERY_TERM, NOT_PREFILL, Reference, TermSearch, is_of_prefill
@@ -68,8 +71,10 @@ from .state import Stateful
 _SLACK, _LIMIT, _Z_MAX, _USUAL_MIN = 1.5, 9.0, 3.5, 0.04
 # Derived: a block that says less raises no sum.
 EFFECT_MIN = _SLACK * _USUAL_MIN
-# Chosen: on pages made of c10_long (tests/bench/bench_pages.py). Windows have no shape: no step is in the last cell.
-_WINDOW_STEPS, _WINDOWS_MIN, _WINDOW_CELL = NOISE_ROWS**2, FEW_ROWS // 4, CELLS - 1
+# Chosen: on pages made of c10_long (tests/bench/bench_pages.py). With 256 steps a change is reported that is none.
+_WINDOW_STEPS, _WINDOW_SLACK = 512, 1.25
+# Windows have no shape: no step is in the last cell.
+_WINDOW_CELL = CELLS - 1
 # Guess: of fewer rows without prefill a median says little. With 16 a machine with 22 steps a second has too few of
 # them in a block, and no change of its prefill is found.
 _OTHERS_MIN = 8
@@ -113,10 +118,10 @@ class ChangeTest(Stateful):
 
     SAVED = ("waiting", "up", "down", "medians", "began_ns", "mean_abs", "blocks")
 
-    def __init__(self, detector: str, rows: int) -> None:
-        self._detector, self.rows = detector, rows
-        self._limit = math.inf if detector == "none" else _LIMIT
-        self.mean_abs, self.blocks = _USUAL_MIN, 0
+    def __init__(self, detector: str, rows: int, slack: float = _SLACK, least: float = EFFECT_MIN) -> None:
+        self._detector, self.rows, self._slack, self._least = detector, rows, slack, least
+        self._limit, self._usual_min = math.inf if detector == "none" else _LIMIT, least / _SLACK
+        self.mean_abs, self.blocks = self._usual_min, 0
         self.restart()
 
     def restart(self) -> None:
@@ -144,19 +149,19 @@ class ChangeTest(Stateful):
             first_ns, last_ns = block[[0, -1], 2].tolist()
             if self._alarms(float(median), share, first_ns):
                 gain, block_ns = median_of(self.medians), (last_ns - self.began_ns) / len(self.medians)
-                if abs(gain) >= EFFECT_MIN:
+                if abs(gain) >= self._least:
                     return Change(gain, round(self.began_ns), max(round(2.0 * block_ns), 0))  # a clock may go back
                 self.restart()
         return None
 
     def _alarms(self, m: float, share: float, first_ns: float) -> bool:
-        said, scale = share * m, max(self.mean_abs, _USUAL_MIN)
+        said, scale = share * m, max(self.mean_abs, self._usual_min)
         rate = 1.0 / min(self.blocks + FEW_ROWS, MEMORY_ROWS)
         self.mean_abs += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.mean_abs) - self.mean_abs)
         self.blocks += 1
         z, before = min(max(said / scale, -_Z_MAX), _Z_MAX), self.up - self.down
-        self.up = min(max(0.0, self.up + z - _SLACK), self._limit)
-        self.down = min(max(0.0, self.down - z - _SLACK), self._limit)
+        self.up = min(max(0.0, self.up + z - self._slack), self._limit)
+        self.down = min(max(0.0, self.down - z - self._slack), self._limit)
         if before * (self.up - self.down) <= 0.0:
             self.medians, self.began_ns = [], first_ns
         self.medians = [*self.medians, m][-MEMORY_ROWS:]
@@ -195,7 +200,7 @@ class ChangeMonitor(Stateful):
     def __init__(self, detector: str, names: Sequence[str]) -> None:
         self._detector, self._names = detector, tuple(names)
         self.all_rows, self.prefill = ChangeTest(detector, NOISE_ROWS), ChangeTest(detector, FEW_ROWS)
-        self.windows, self.engines = ChangeTest(detector, NOISE_ROWS), Engines(len(names))
+        self.windows, self.engines = ChangeTest(detector, NOISE_ROWS, _WINDOW_SLACK, APART), Engines(len(names))
         self.usual_window, self.window_count = 0.0, 0
         self.reference, self.search = Reference(len(names)), TermSearch(len(names))
         self.gain, self.confirmed = 1.0, 0
@@ -211,9 +216,9 @@ class ChangeMonitor(Stateful):
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
         windows = block.windows
-        self.search.count(len(block) + (NOISE_ROWS - 1) * int(windows.sum()))
+        self.search.count(len(block) + (FEW_ROWS - 1) * int(windows.sum()))
         if windows.all():
-            return self._learn_windows(block, log_ratio, shapes, beta)
+            return self._learn_windows(block, shapes, beta)
         known = shapes.knows(block.cell)
         if not known.any():
             return None
@@ -237,11 +242,14 @@ class ChangeMonitor(Stateful):
             return self._take(change._replace(prefill=True), int(block.end_ns[-1]))
         return None
 
-    def _learn_windows(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
-        e, is_calm = log_ratio - self.usual_window, not self.windows.rises
+    def _learn_windows(self, block: Design, shapes: ShapeFactors, beta: Floats) -> Change | None:
+        is_calm = not self.windows.rises
         if is_calm:
             self.reference.beta, self.reference.factors = beta.copy(), ShapeFactors(len(beta))
             self.reference.window_log_ratio = self.usual_window
+        before_us = block.x @ self.reference.beta[: block.x.shape[1]]
+        log_ratio = np.log(block.elapsed_us / np.maximum(before_us, TINY_US))
+        e = log_ratio - self.usual_window
         for value in log_ratio.tolist() if is_calm else ():
             self.window_count += 1
             self.usual_window += (value - self.usual_window) / min(self.window_count, 2 * NOISE_ROWS)
@@ -249,11 +257,9 @@ class ChangeMonitor(Stateful):
         e = self.engines.learn(block.engine, cell, e, e, end_ns)
         if self.window_count < FEW_ROWS:
             return None
-        self.windows.rows = min(max(_WINDOW_STEPS // int(block.steps.mean()), _WINDOWS_MIN), NOISE_ROWS)
+        self.windows.rows = min(math.ceil(_WINDOW_STEPS / float(block.steps @ block.weight) * len(e)), NOISE_ROWS)
         change = self.windows.learn(e, np.ones(len(e)), block.end_ns)
-        if change and abs(change.log_gain) < APART:
-            self.windows.restart()
-        elif change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
+        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
             return self._take(change, end_ns)
         return None
 

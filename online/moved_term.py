@@ -11,7 +11,8 @@
     every   = s'A^-1 s                      what all terms free would explain
     left(u) = every - (u's)^2 / (u'A u)     and what this one leaves of it
     enough  = 2 min left + 9 min(V, 100 min left) + (0.5 %)^2 beta'A beta
-    V: variance of a row's relative time, times 32 where rows are single steps
+    V: variance of a row's relative time, times 32 where rows are single steps; of n windows
+       (sum w y^2 / F^2 - b'A^-1 b) / n, what all terms free leave: slower ones have fewer steps, and as much noise
 
 The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
 and it moved the way the whole did. Where some are, but none of prefill, ``not_prefill`` is named: on a GPU a constant
@@ -33,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .blocks import Design
-from .constants import NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
+from .constants import FEW_ROWS, NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
 from .rows import PHASES, Floats
 from .shapes import ShapeFactors, shrinkage
 from .state import Stateful
@@ -138,26 +139,26 @@ class TermSearch(Stateful):
     Attributes:
         rows_left: for how many more rows the term is looked for; 0: it is not.
         reference: from before the change.
-        a, b: the statistics of the module's equations, (p, p) and (p,).
-        rows: how many of the change are in them for sure; a window is 32 rows.
+        a, b, squares: the statistics of the module's equations: A (p, p), b (p,), and sum w y^2 / F^2.
+        rows: how many of the change are in them for sure; a window is 16 rows.
         by_windows: whether the last rows were windows.
         windows: the last ones, oldest first, (n, p + 3): columns, time, weight, and end in ns of each.
     """
 
-    SAVED = ("rows_left", "reference", "rows", "a", "b", "by_windows", "windows")
+    SAVED = ("rows_left", "reference", "rows", "a", "b", "squares", "by_windows", "windows")
 
     def __init__(self, p: int) -> None:
         self.rows_left, self.rows, self.by_windows, self.reference = 0, 0, False, Reference(p)
-        self.a, self.b = np.zeros((p, p)), np.zeros(p)
+        self.a, self.b, self.squares = np.zeros((p, p)), np.zeros(p), 0.0
         self.windows: Floats = np.empty((0, p + 3))
 
     def start(self, since_ns: int) -> None:
         """Begin anew, with the windows that ended after this."""
-        self.rows, self.a, self.b = 0, np.zeros_like(self.a), np.zeros_like(self.b)
+        self.rows, self.a, self.b, self.squares = 0, np.zeros_like(self.a), np.zeros_like(self.b), 0.0
         if self.by_windows:
             before = np.flatnonzero(self.windows[:, -1] <= since_ns)  # a clock may go back
             since = self.windows[before[-1] + 1 if len(before) else 0 :]
-            self.rows = NOISE_ROWS * len(since)
+            self.rows = FEW_ROWS * len(since)
             self._gather(since[:, :-3], since[:, -3], since[:, -2], self.reference.window_log_ratio)
 
     def count(self, rows: int) -> None:
@@ -177,13 +178,18 @@ class TermSearch(Stateful):
     def _gather(self, x: Floats, elapsed_us: Floats, weight: Floats, log_f: Floats | float) -> None:
         weighted = weight[:, None] * x
         self.a += weighted.T @ x
-        self.b += weighted.T @ (elapsed_us * np.exp(-log_f))
+        as_usual_us = elapsed_us * np.exp(-log_f)
+        self.b += weighted.T @ as_usual_us
+        self.squares += float(weight @ np.square(as_usual_us))
 
     def find(self, names: Sequence[str], scale: float, *, slower: bool) -> MovedTerm:
         """The term, once two first fits of rows came: fewer are of one load. ``scale``: relative noise of a row."""
         if not self.rows_left or self.rows < 2 * START_ROWS:
             return MovedTerm("", 0.0)
-        beta, noise = self.reference.beta[: len(names)], (1 if self.by_windows else NOISE_ROWS) * scale**2
+        beta, noise = self.reference.beta[: len(names)], NOISE_ROWS * scale**2
+        if self.by_windows:
+            left = self.squares - float(self.b @ np.linalg.lstsq(self.a, self.b, rcond=None)[0])
+            noise = FEW_ROWS * left / self.rows
         s = self.b - self.a @ beta
         return moved_term(self.a, s, beta, names, slower=slower, noise=noise)
 

@@ -83,21 +83,12 @@ class Joiner:
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
                     process.is_beside_engines = bool(self._engines_beside(process))
-                process.same_address = self._senders_beside(process, telemetry.peer)
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
             engine = self._emitter_for(Engine, key, telemetry.arrived_unix_ns, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
-
-    def _senders_beside(self, process: ApiProcess, peer: str) -> list[ApiProcess]:
-        """Of a sender that is named by its connection: the others at its address that are, too."""
-        if not peer or not process.instance.endswith(peer):
-            return []
-        address = process.instance.rpartition(":")[0] + ":"
-        others = [one for one in self.api_processes.values() if one is not process and one.instance.startswith(address)]
-        return [*filter(process.is_same_server, others)]
 
     def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
         """Engines that may be its server, and tell how long its steps take."""

@@ -35,7 +35,7 @@ from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
-from .sampling import SEVERAL_CONNECTIONS, UNCOUNTED, WHOLE, TraceSampling
+from .sampling import UNCOUNTED, WHOLE, TraceSampling
 
 Array = TypeVar("Array", Floats, Ints)
 
@@ -109,8 +109,6 @@ _LINES_MAX = 32_768
 """Steps evaluated at once: bounds memory, a request can have thousands of tokens."""
 _BATCH_NS = 5 * 10**9
 """Requests become final in batches of this much event time: each batch sorts all that are held."""
-_OVERLAP_NS = 10**9
-"""The last spans of a connection may come after the first ones of the next."""
 _LONGEST_RATIO = 2.0
 """A request may take so many times as long as the longest one before it and still be heard of in time."""
 
@@ -133,10 +131,6 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_seen = 0
-        self.first_unix_ns = 0
-        """The end of its first request since a restart of ours."""
-        self.same_address: list[ApiProcess] = []
-        """Others at its address that say the same of their server and are, as it is, known by their connection only."""
         self.is_beside_engines = False
         """Whether engines send the steps of its server: of its requests, no batch is rebuilt."""
         self.counted_share: float | None = None
@@ -154,22 +148,7 @@ class ApiProcess(Emitter):
     @property
     def unseen(self) -> str:
         """Why a part of its requests may be missing; empty where a page counts them, or the operator knows of all."""
-        if self.is_counted:
-            return ""
-        if self._has_sibling():
-            return SEVERAL_CONNECTIONS
-        return "" if self.facts.get("trace_sampling") == 1 else UNCOUNTED
-
-    def _has_sibling(self) -> bool:
-        """Whether another sender without a name tells of the same time: an API server that shares the engine perhaps.
-
-        Of every batch each of them knows a part. A sender that connects again tells of nothing later by its old name.
-        """
-        return any(
-            min(other.newest_unix_ns, self.newest_unix_ns) - max(other.first_unix_ns, self.first_unix_ns) > _OVERLAP_NS
-            and abs(other.newest_unix_ns - self.newest_unix_ns) <= self._settings.lateness_ns
-            for other in self.same_address
-        )
+        return "" if self.is_counted or self.facts.get("trace_sampling") == 1 else UNCOUNTED
 
     @property
     def is_whole(self) -> bool:
@@ -217,7 +196,6 @@ class ApiProcess(Emitter):
         self._epoch_unix_ns = self._epoch_unix_ns or span.arrival_unix_ns
         first_s = (span.arrival_unix_ns - self._epoch_unix_ns) / 1e9 + span.first_token_s
         self.newest_unix_ns = max(self.newest_unix_ns, span.end_unix_ns)
-        self.first_unix_ns = min(self.first_unix_ns or span.end_unix_ns, span.end_unix_ns)
         self.longest_ns = max(self.longest_ns, end_unix_ns - span.arrival_unix_ns)
         request = FinishedRequest(
             *(span.arrival_unix_ns, end_unix_ns, first_s, first_s + span.decode_s),
@@ -265,11 +243,8 @@ class ApiProcess(Emitter):
             ready.append(heapq.heappop(self._pending)[2])
         if not ready:
             return
-        is_alone = self.is_counted or self.is_beside_engines
         if share is not None and share < WHOLE:
             self.count(RowDrop.SAMPLED_SPANS, len(ready))
-        elif not is_alone and self._has_sibling():
-            self.count(RowDrop.AMBIGUOUS, len(ready))
         else:
             self._make_rows(np.array(ready, FINISHED_DTYPE), is_end=horizon_unix_ns is None)
         self._emitted_until_unix_ns = ready[-1].ended_ns

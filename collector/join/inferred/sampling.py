@@ -12,7 +12,7 @@ switched on.
 
 Samplers that decide by chance, by how long a request took, or as its caller did do not show in the ids. The page of a
 server counts its requests, so beside it they all show. Without a page nothing of request spans is usable, unless the
-operator says that every request sends one: the attribute ``trace_sampling`` is 1.
+operator says that one sender sends those of every request: the attribute ``trace_sampling`` is 1.
 
 References: TraceIdRatioBased of the OpenTelemetry SDKs; TraceState, Probability Sampling (OpenTelemetry specification).
 """
@@ -38,10 +38,6 @@ _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled
 UNCOUNTED = (
     "no page counts the requests, so nobody knows whether each of them sends a span; let tracefit scrape the page, or "
     "set trace_sampling to 1 in rules if they all do"
-)
-SEVERAL_CONNECTIONS = (
-    "request spans come from one address by several connections, perhaps of API servers that share an engine; give "
-    "each server a service.instance.id in OTEL_RESOURCE_ATTRIBUTES, or let tracefit scrape the page"
 )
 
 

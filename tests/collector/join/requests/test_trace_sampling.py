@@ -12,9 +12,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import tracefit
-from collector.decode import Export
 from collector.decode.pages import EngineReading, Flavour, Meaning, ScrapedPage
-from collector.join.inferred.sampling import SEVERAL_CONNECTIONS, UNCOUNTED
+from collector.join.inferred.sampling import UNCOUNTED
 from collector.recordings import Recording
 from collector.service.pipeline import Pipeline
 from collector.telemetry import RowDrop, table
@@ -160,24 +159,6 @@ def test_where_no_page_counts_the_requests_nothing_is_usable_unless_the_operator
     assert {each.reason for each in features} <= {"uncounted", "hidden_prefix_hits", "one_size", "collinear", "wide"}
     assert "uncounted" in {each.reason for each in features}
     assert not {"identified"} & {each.status for each in features}
-
-
-def by_connections(sent: list[Piece], port_of) -> list[Export]:
-    """Of senders without a name: the n-th export comes from this port."""
-    plain = exports_of([each._replace(instance="") for each in sent])
-    return [Export(each.payload, f"ipv4:10.0.0.7:{port_of(n)}", "test", each.spans) for n, each in enumerate(plain)]
-
-
-def test_senders_without_a_name_at_one_address_teach_nothing_and_are_told_what_to_set():
-    """Two API servers of an engine, or two engines; a sender that connects again is one sender."""
-    halves = [by_connections(requests(600)[half::2], lambda _, half=half: 40_000 + half) for half in (0, 1)]
-    both = replayed([export for pair in zip(*halves, strict=True) for export in pair])
-    assert set(doubts(both)) == {SEVERAL_CONNECTIONS}
-    assert drops(both)[RowDrop.AMBIGUOUS] > 560
-    assert both.learned_rows == 0
-    again = replayed(by_connections(requests(600), lambda n: 40_000 + n // 40), **EVERY_REQUEST)
-    assert doubts(again) == []
-    assert again.learned_rows > 400
 
 
 SCRAPING = {"scrape": ("http://10.0.0.7:8000",)}

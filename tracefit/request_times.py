@@ -18,7 +18,10 @@ full = step(g, n, (n - g / p) P),
 
     ITL >= s_0 + (full - s_0) (n p / T - 1) / 2 (O - 1)
 
-Nobody says how sizes spread. Where not all fit the KV cache at their full length, some may wait for memory or
+Where a request waits and prefills in as many steps as it decodes in, or more (O - 1 <= k + w), and its ITL may be half
+as long, the answer names output_tokens and is not usable: it meets some of the prompts, and nobody says which.
+
+Nor does anybody say how sizes spread. Where not all fit the KV cache at their full length, some may wait for memory or
 be preempted: the answer names kv_tokens, and TTFT's upper end has the wait of all but n' = K / (P + O), which is
 (N / n' - 1) R. More than S' that are limited by memory do wait, and are preempted and computed again, which is in no
 coefficient: such an answer is not usable. Where prefills fill every step hardly anybody decodes, and memory that is
@@ -54,6 +57,8 @@ ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
 """More steps of a prefill than this, where one step would do: others take part of its tokens, or there are too few."""
+_KNOWN_WITHIN = 2.0
+"""ITL of short answers is usable where requests that gather have at least so large a part of it."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -144,7 +149,7 @@ class RequestTimes:
         per_s = 1e6 * in_flight / (e2e[0] + turnaround_us - api[0])
         least_us, memory_us = self._gathered_itl(work, running), self._memory_us(work, in_flight, at)
 
-        refused, waits = self._refused(work, running, at), list[str]()
+        refused, waits = self._refused(work, running, at, least_us), list[str]()
         if memory_us:
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
         both, of_means = self._mean_steps(work, running, at.k), self.steps.of_means
@@ -182,10 +187,11 @@ class RequestTimes:
             return 0.0
         return at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + (work.output - 1.0) * at.itl[0])
 
-    def _refused(self, work: Workload, running: float, at: Met) -> list[str]:
-        """What is in no coefficient, or nobody said."""
+    def _refused(self, work: Workload, running: float, at: Met, least_us: float) -> list[str]:
+        """What is in no coefficient, or nobody said; ``least_us``: ITL of requests that gather."""
         budget = self.steps.limits.max_num_batched_tokens
         doubts = {
+            "output_tokens": 1.0 < work.output <= 1.0 + at.k + at.away and _KNOWN_WITHIN * least_us < at.itl[0],
             "prompt_tokens": work.prompt > self.steps.budget_of(running) + ATTENTION_TOKENS,
             "max_num_batched_tokens": at.k > _BUDGET_DECIDES and (budget is None or self._whole_prompts),
             "speculative_decoding": self._speculates,
@@ -205,6 +211,8 @@ class RequestTimes:
         """ITL, at least, of loops whose requests gather."""
         steps, budget = self.steps, self.steps.budget_of(running)
         _, low, _ = steps.band(0.0, running, running * work.context, mean=True)
+        if running <= 1.0:
+            return low
         tokens = min(running * work.uncached, budget)
         full_context = max(running - tokens / work.uncached, 0.0) * work.prompt
         _, full_low, _ = steps.band(tokens, running, full_context, mean=True)

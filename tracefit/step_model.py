@@ -91,8 +91,8 @@ class StepModel:
         self._seen_octaves = {self._octaves(*step) for step in map(middle_of, target.cells) if step is not None}
         self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
-        usual = [each.usual for each in target.shapes.values() if each.usual is not None]
-        lengths = [length for each in usual if (length := each.decode_context_tokens / max(each.requests, 1.0))]
+        usual = [each.usual for each in target.shapes.values() if each.usual is not None and each.usual.requests > 0.0]
+        lengths = [length for each in usual if (length := each.decode_context_tokens / each.requests) > 0.0]
         self._lengths = min(lengths, default=0.0) / 2.0, max(lengths, default=math.inf) * 2.0
         values = {each.name: each.value for each in self.model.coefficients}
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)

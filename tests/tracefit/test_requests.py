@@ -139,6 +139,9 @@ UNKNOWN = [
     ("prompt_tokens", (6_000, 50, 2, 0.0), False, True),
     ("prompt_tokens", (12_000, 50, 2, 0.0), True, False),
     ("prompt_tokens", (12_000, 50, 2, 0.95), True, False),
+    ("output_tokens", (250, 1, 8, 0.0), False, True),
+    ("output_tokens", (250, 3, 8, 0.0), True, False),
+    ("output_tokens", (250, 50, 8, 0.0), False, True),
     ("kv_tokens", (500, 400, 20, 0.0), False, True),
     ("kv_tokens", (500, 400, 24, 0.0), True, True),
     ("kv_tokens", (500, 400, 40, 0.0), True, False),
@@ -147,7 +150,7 @@ UNKNOWN = [
 
 @pytest.mark.parametrize(("name", "load", "named", "usable"), UNKNOWN)
 def test_what_cannot_be_known_of_a_load_is_named_and_not_usable(name, load, named, usable):
-    """What chunks, cached or not, pay for those before; who is preempted for memory."""
+    """What chunks, cached or not, pay for those before; whom each of few tokens meets; who is preempted for memory."""
     config = _told_by("steps", seen=None).assuming(max_num_batched_tokens=2_048, kv_tokens=20_000)
     prompt, output, concurrency, hit = load
     said = config.request(prompt_tokens=prompt, output_tokens=output, concurrency=concurrency, prefix_hit=hit)

@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "what blocks usually say adds up to a change",
         "online/change.py",
-        "max(0.0, self.up + z - _SLACK)",
+        "max(0.0, self.up + z - self._slack)",
         "max(0.0, self.up + z)",
     ),
     Mutant(

@@ -52,9 +52,10 @@ _SHRINK_ROWS = 8.0
 # Chosen: on the recordings and on seeds below 200 (tests/bench/learning_drift.py). With 0 no prefill that takes twice
 # as long is found, of ten; without any reach five changes are reported of four calm machines that no line fits.
 _FREE_WORK = 0.35
-# Guess: the log ratio that a row may move a mean by while the spread is not known; with less than 0.9 references come
-# too late for a change of mix not to look like one of speed, and with 2.3 nothing is gained.
-_FIRST_CLIP = 0.9
+# Guess: spreads that a row may move a mean by; with 3 errors are the same within 0.1 points. Guess: the log ratio while
+# the spread is not known; with less than 0.9 references come too late for a change of mix not to look like one of
+# speed, and with 2.3 nothing is gained.
+_CLIP, _FIRST_CLIP = 4.0, 0.9
 _USUAL_WORK = ("prefill_tokens", "requests", "decode_context_tokens")
 
 
@@ -166,7 +167,7 @@ class ShapeFactors(Stateful):
             first = min(max(median_of(log_ratio[rows]), -_FIRST_CLIP), _FIRST_CLIP)
             self.log_y[ids[k]] = first + _log_us(self.x[ids[k]], beta)
         usual = self.mean_log_ratio(ids, beta)
-        limit = np.where(before < FEW_ROWS, _FIRST_CLIP, 4.0 * np.maximum(spread, QUIETEST)).repeat(count)
+        limit = np.where(before < FEW_ROWS, _FIRST_CLIP, _CLIP * np.maximum(spread, QUIETEST)).repeat(count)
         e = np.minimum(np.maximum(log_ratio - usual.repeat(count), -limit), limit)
         rate = count / (np.minimum(before, MEMORY_ROWS) + count)
         share = rate / count

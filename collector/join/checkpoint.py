@@ -166,7 +166,7 @@ class EmitterCheckpoint(msgspec.Struct):
         emitter: Emitter = _KINDS[self.kind](self.instance, "", self.number, settings)
         emitter.config_id, emitter.api_queueing, emitter.server = self.config_id, self.queueing, self.server
         for fact, (source, value) in self.facts.items():
-            if (fact, source) != ("trace_sampling", FactSource.RULES):  # holds as long as the operator says so
+            if source is not FactSource.RULES:  # which the start asks again: it holds as long as the operator says so
                 emitter.facts.learn({fact: value}, source)
         emitter.times_steps = self.times_steps
         match emitter:

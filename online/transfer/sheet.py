@@ -76,7 +76,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, NOISE_ROWS, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
+from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, is_contradicted, points_of, solve
@@ -96,13 +96,17 @@ HIDES_HITS = "prefix_hits_hidden"
 PREFILL = portable(Target.STEP_TIME).names.index("prefill_tokens")
 
 _LAY, _AR, _G, _D, _MOE, _Q, _E = np.eye(len(HYPER_MEAN))
+# Guess: rows count as more than what was known before where they halve its error.
+_KNOWN = 0.5
+# Guess: rows of a fit that stands alone.
+_ENOUGH_ROWS = 64
 _TYPICAL = {"intercept": 1.0, "decode_context_tokens": 32_000.0, "requests": 32.0}
 # Guard: an interval stays finite; beyond a factor of ten it says nothing.
 _WIDE_MAX = math.log(10.0)
 # Measured: over seven recordings; see the module's head.
 _WANDER, _WANDER_S = 0.052, 30.0
-# Guess: donors vary by 10 % at least.
-_FLOOR = 0.1
+# Guard: cost, and a start that is open. Guess: donors vary by 10 % at least.
+_ROUNDS, _OPEN, _FLOOR = 20, 1e3, 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,8 +277,8 @@ def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) 
         return HierarchicalPrior(HYPER_MEAN, HYPER_SD)
     mean, sd, own = HYPER_MEAN, HYPER_SD, np.arange(len(HYPER_MEAN)) >= SHARED
     has = np.array([terms.has for terms, _ in donors]) & ~own
-    mu, tau = mean, np.where(own, sd, 1e3 * sd)
-    for _ in range(20):
+    mu, tau = mean, np.where(own, sd, _OPEN * sd)
+    for _ in range(_ROUNDS):
         found = [estimate(terms, [evidence], HierarchicalPrior(mu, tau)) for terms, evidence in donors]
         theta = np.array([theta for theta, _ in found])
         variance = np.array([covariance.diagonal() for _, covariance in found])
@@ -329,7 +333,7 @@ class SheetPrior:
         held = None if learner.burn_in is None else Design.of(learner.features, learner.burn_in)
         vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
         asked = vif[np.arange(p) != PREFILL] if self.terms.hides_hits else vif
-        if asked.max() <= VIF_MAX and (held is None or len(held) >= 2 * NOISE_ROWS):
+        if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
         hidden = self.terms.hides_hits and not vif.max() <= VIF_MAX
         evidence = evidence_of(learner, hidden=hidden)
@@ -357,7 +361,7 @@ class SheetPrior:
         beta, covariance = self._estimate(evidence)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
         before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        is_prior = np.ones(len(beta), np.bool_) if evidence is None else ~(stderr < 0.5 * before)
+        is_prior = np.ones(len(beta), np.bool_) if evidence is None else ~(stderr < _KNOWN * before)
         own, features = {feature.name: feature for feature in learned.features}, []
         for j, column in enumerate(self.terms.columns):
             weak = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -75,6 +76,9 @@ _ENVIRONMENT = {
     "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
 }
 
+_SECRET = re.compile(r"[^\s'\"]*:[^\s'\"]*@")
+"""What stands before the host of an address, and may be a password: no sentence repeats it."""
+
 RUN_EPILOG = """\b
 Every key of the configuration is a variable, too:
   TRACEFIT_MODEL=llama TRACEFIT_ITL_MS=30 tracefit run --scrape http://localhost:8000/metrics
@@ -108,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence, code = "stopped", EXIT_INTERRUPTED
     else:
         return code
-    note(sentence)
+    note(_SECRET.sub("...@", sentence))
     return code
 
 

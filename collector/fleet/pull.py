@@ -39,18 +39,21 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import fetch_states, find_targets
+from .sources import fetch_states, find_targets, look_at
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
-    """Merge state files into ``out``, and write their coefficients to ``snapshot``.
+    """Merge state files, and those of directories, into ``out``, and write their coefficients to ``snapshot``.
 
     A state that is corrupt, does not fit, or has learned the same rows as a newer one is named, and nothing is written;
     nor is it where none of them has learned anything.
     """
     check_learning(config)
     check_targets(out, snapshot)
-    chosen, left_out = choose([examine(str(path), path, config) for path in paths])
+    places = [place for path in paths for place in look_at(str(path))]
+    chosen, left_out = choose(
+        [each if isinstance(each, FleetSource) else examine(each.name, Path(each.name), config) for each in places]
+    )
     refused = [source for source in left_out if source.outcome is not PullOutcome.NOTHING_YET]
     for source in refused:
         note(f"{source.name}: {source.detail}")

@@ -37,31 +37,34 @@ STATE_PATH = "/state"
 
 
 class StateSource(NamedTuple):
-    """One state, called by where it is: a page, or a file where there is none; ``problem``: why it cannot be read."""
+    """One state, called by where it is: a page, or a file where there is none."""
 
     name: str
     page: ScrapeTarget | None = None
-    problem: str = ""
 
 
-def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[StateSource]:
+Place = StateSource | FleetSource
+"""Where a state is; or, of a source that cannot be looked at, what is said of it."""
+
+
+def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[Place]:
     """Every place as of now, without doubles, sorted by name within each source."""
-    targets: dict[str, StateSource] = {}
-    for source in map(with_scheme, sources):
-        try:
-            found = _look_at(source, resolve)
-        except (OSError, ValueError) as error:
-            found = [StateSource(source, problem=sentence(error))]
-        for place in found:
-            targets.setdefault(place.name, place)
-    return list(targets.values())
+    places: dict[str, Place] = {}
+    for place in (place for source in sources for place in look_at(with_scheme(source), resolve)):
+        places.setdefault(place.name, place)
+    return list(places.values())
 
 
-def _look_at(source: str, resolve: Resolve) -> list[StateSource]:
-    if "://" in source:
-        return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
-    names = sorted(map(str, state_files(Path(source))))
-    return [*map(StateSource, names)] or [StateSource(source, problem="there is no *.bin")]
+def look_at(source: str, resolve: Resolve = addresses_of) -> list[Place]:
+    """The places of one source."""
+    try:
+        if "://" in source:
+            return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
+        names = sorted(map(str, state_files(Path(source))))
+        return [*map(StateSource, names)] or [FleetSource(source, PullOutcome.UNREACHABLE, "there is no *.bin")]
+    except (OSError, ValueError) as error:
+        name = source.partition("?")[0]  # a token may stand behind it
+        return [FleetSource(name, PullOutcome.UNREACHABLE, sentence(error))]
 
 
 STATE_BYTES_MAX = 1 << 30
@@ -71,7 +74,7 @@ CONNECTIONS = 16
 
 
 async def fetch_states(
-    sources: Sequence[StateSource],
+    places: Sequence[Place],
     directory: Path,
     token: Callable[[], str | None],
     done: Callable[[int], None],
@@ -82,17 +85,18 @@ async def fetch_states(
     """
     free, client = asyncio.Semaphore(CONNECTIONS), HttpClient(TIMEOUT_S)
 
-    async def fetch(place: StateSource, file: Path) -> Path | FleetSource:
-        try:
-            async with free:
-                refused = await _fetch(client, place, file, token)
-        except (OSError, StartError) as error:
-            refused = PullOutcome.UNREACHABLE, sentence(error)
+    async def fetch(place: Place, file: Path) -> Path | FleetSource:
+        found = place if isinstance(place, FleetSource) else await take(place, file)
         done(1)
+        return found
+
+    async def take(place: StateSource, file: Path) -> Path | FleetSource:
+        async with free:
+            refused = await _fetch(client, place, file, token)
         return FleetSource(place.name, *refused) if refused else file
 
     try:
-        return await asyncio.gather(*(fetch(place, directory / str(number)) for number, place in enumerate(sources)))
+        return await asyncio.gather(*(fetch(place, directory / str(number)) for number, place in enumerate(places)))
     finally:
         await client.close()
 
@@ -101,20 +105,20 @@ async def _fetch(
     client: HttpClient, place: StateSource, file: Path, token: Callable[[], str | None]
 ) -> tuple[PullOutcome, str] | None:
     """Bring a state here; why it is not taken."""
-    if place.problem:
-        return PullOutcome.UNREACHABLE, place.problem
-    if place.page is None:
-        shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
-        return None
     try:
+        if place.page is None:
+            shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
+            return None
+        url, address = place.page
         with file.open("wb") as body:
-            url, address = place.page
             await client.get(url, body, STATE_BYTES_MAX, token=token() or "", address=address)
     except FetchError as error:
         if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return PullOutcome.NOTHING_YET, str(error)
         meant = "; is pages_state on there?" if error.status == HTTPStatus.NOT_FOUND else ""
         return PullOutcome(error.outcome), f"{error}{meant}"
+    except (OSError, StartError) as error:
+        return PullOutcome.UNREACHABLE, sentence(error)
     return None
 
 

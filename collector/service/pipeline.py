@@ -331,10 +331,11 @@ class Pipeline:
             reason = Reason.SAMPLED if share < NEARLY_WHOLE else Reason.UNCOUNTED
             for name in targets if quality is Quality.REQUESTS else _OF_REQUESTS & targets.keys():
                 targets[name] = weakened(targets[name], reason)
+        measured = {name for name, value in sampling.items() if facts.get(name) != value}
         return ConfigSnapshot(
             config_id=config_id,
             config=facts | sampling,
-            sources=sources | dict.fromkeys(sampling, FactSource.TELEMETRY.label),
+            sources=sources | dict.fromkeys(measured, FactSource.TELEMETRY.label),
             cannot_derive=list(cannot_derive(facts)),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,

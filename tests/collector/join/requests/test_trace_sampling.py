@@ -183,8 +183,8 @@ def beside_its_page(all_sent: list[Piece], sent: list[Piece], hit_ratio: float =
     return beside_pages(counted(all_sent, hit_ratio), sent)
 
 
-def beside_pages(pages: list[ScrapedPage], sent: list[Piece], front_ends: int = 1):
-    pipeline = new_pipeline(**SCRAPING)
+def beside_pages(pages: list[ScrapedPage], sent: list[Piece], front_ends: int = 1, **configured):
+    pipeline = new_pipeline(**SCRAPING, **configured)
     pipeline.process(pages=[pages.pop(0)])
     for page in pipeline.joiner.pages.by_key.values():
         page.windows.front_ends = front_ends
@@ -208,6 +208,8 @@ def test_a_sampler_that_does_not_show_in_the_trace_ids_shows_beside_the_page():
     assert doubts(whole) == []
     assert only_config(whole).targets["step_time"].models["portable"].rows > 400
     assert (only_config(whole).config["trace_sampling"], client(whole).verdict.hidden) == (1.0, ONE_SPAN)
+    ruled = beside_pages(counted(sent, 0.0), sent, **EVERY_REQUEST)
+    assert [only_config(each).sources["trace_sampling"] for each in (whole, ruled)] == ["telemetry", "rules"]
     assert ("weak", "sampled") in statuses(beside_its_page(sent, [each for n, each in enumerate(sent) if n % 30]))
 
 

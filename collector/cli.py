@@ -314,16 +314,16 @@ def fleet_pull(
     if every is not None and in_json:
         raise ConfigError("--json", "not with --every, which serves its result at /snapshot")
     from collector.commands.ask import read_token  # noqa: PLC0415
-    from collector.fleet.pull import PullOptions, pull_once  # noqa: PLC0415
+    from collector.fleet.pull import Puller, pull_once  # noqa: PLC0415
     from collector.fleet.service import FleetService, serve_fleet  # noqa: PLC0415
 
     token = partial(read_token, token_file)  # before each round, so that a new one takes effect
     token()
-    options = PullOptions(sources, out, token=token)
+    puller = Puller(sources, out, config, token=token)
     if every is None:
-        return _written(partial(pull_once, options, config), out, in_json=in_json)
+        return _written(partial(pull_once, puller), out, in_json=in_json)
     set_log_level(config.log_level)
-    service = FleetService(options, config, SystemClock(), interval_s=every)
+    service = FleetService(puller, config, SystemClock(), interval_s=every)
     return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 
 
@@ -335,9 +335,9 @@ def fleet_pull(
 @json_option
 def fleet_replay(*, recordings: tuple[str, ...], out: Path, ray: str, config: Config, in_json: bool) -> int:
     """Learn recordings of many engines in bulk, on Ray."""
-    from collector.fleet.replay import ReplayOptions, replay_fleet  # noqa: PLC0415
+    from collector.fleet.replay import replay_fleet  # noqa: PLC0415
 
-    return _written(partial(replay_fleet, ReplayOptions(recordings, out, ray), config), out, in_json=in_json)
+    return _written(partial(replay_fleet, recordings, out, config, ray), out, in_json=in_json)
 
 
 @tracefit.group()

@@ -339,23 +339,3 @@ def _files(path: str) -> Sequence[str]:
     if not names:
         raise StartError(f"cannot read {path}: there is no file in it")
     return sorted(names, key=lambda name: name.split("/"))  # by their folders first, as pathlib has it
-
-
-# --- what lies beside a recording -------------------------------------------------------------------------------------
-
-
-class Received(msgspec.Struct):
-    """When an export of a recording arrived: a line of ``X.idx.jsonl.gz`` beside ``X.pb.gz``."""
-
-    recv_unix_ns: int
-    recv_mono_ns: int = 0
-
-
-def receipts_of(recording: Path) -> list[Received]:
-    """When each export arrived; none where nobody wrote that down beside the recording."""
-    path = recording.with_name(f"{recording.name.removesuffix('.pb.gz')}.idx.jsonl.gz")
-    try:
-        with gzip.open(path) as lines:
-            return [msgspec.json.decode(line, type=Received) for line in lines]
-    except (OSError, EOFError, msgspec.DecodeError):
-        return []

@@ -4,9 +4,8 @@ With ``--gpu`` it is the recording of a simulated server (tests/support/gpu_demo
 of Llama 3.1 8B on an H100. Their times are composed of the kernel times that NVIDIA measured and ships in
 aiconfigurator-core 0.12.0 (Apache-2.0); those of the host are assumed.
 
-The wall clock and the monotonic clock of the recording move by a constant each, so that what was measured between two
-stamps stays one interval, and the end of the recording reads as the end of the demo. Throttled, intervals are longer
-from the middle on.
+Both clocks of the recording move by one constant, so that what was measured between two stamps stays one interval, and
+the end of the recording reads as the end of the demo. Throttled, intervals are longer from the middle on.
 """
 
 from __future__ import annotations
@@ -17,17 +16,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import grpc
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 import tracefit
 from collector.app import Sidecar
 from collector.config import Config
+from collector.decode import Export
 from collector.ingest.otlp_grpc import METHOD
-from collector.recordings import Received, Recording, receipts_of
+from collector.recordings import Recording
 from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
@@ -41,9 +43,6 @@ MONOTONIC_NS_KEYS = frozenset(
 )
 MONOTONIC_S_KEYS = frozenset({"ts.monotonic", "event.ts.monotonic"})
 """Attributes that carry a monotonic stamp: integer nanoseconds, double seconds."""
-MONOTONIC_FLOOR_NS = 3_600_000_000_000
-"""A machine that booted just now has a monotonic clock near 0; the recording must not begin before its boot."""
-
 PORT_GRPC, PORT_PAGES = 4317, 9464
 SEND_TIMEOUT_S, RETRY_S = 30.0, 1.0
 POLL_S = 1.5
@@ -81,24 +80,27 @@ class Stamps(NamedTuple):
         return round(max(since_ns, 0) * (self.factor - 1.0))
 
 
+def _spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
+    return (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans)
+
+
 def restamped(payload: bytes, stamps: Stamps, engine: str = "") -> bytes:
     """An export with its stamps changed, and the name of its engine if one is given."""
     request = ExportTraceServiceRequest.FromString(payload)
     for attribute in (attribute for resource in request.resource_spans for attribute in resource.resource.attributes):
         if engine and attribute.key == "service.instance.id":
             attribute.value.string_value = engine
-    for span in (span for resource in request.resource_spans for scope in resource.scope_spans for span in scope.spans):
+    for span in _spans_of(request):
         span.start_time_unix_nano = stamps.unix_of(span.start_time_unix_nano)
         span.end_time_unix_nano = stamps.unix_of(span.end_time_unix_nano)
         for event in span.events:
             event.time_unix_nano = stamps.unix_of(event.time_unix_nano)
-        for attributes in (span.attributes, *(event.attributes for event in span.events)):
-            for attribute in attributes:
-                value = attribute.value
-                if attribute.key in MONOTONIC_NS_KEYS:
-                    value.int_value = stamps.mono_of(value.int_value)
-                elif attribute.key in MONOTONIC_S_KEYS:
-                    value.double_value = stamps.mono_of(round(value.double_value * 1e9)) / 1e9
+        for attribute in chain(span.attributes, *(event.attributes for event in span.events)):
+            value = attribute.value
+            if attribute.key in MONOTONIC_NS_KEYS:
+                value.int_value = stamps.mono_of(value.int_value)
+            elif attribute.key in MONOTONIC_S_KEYS:
+                value.double_value = stamps.mono_of(round(value.double_value * 1e9)) / 1e9
     return request.SerializeToString()
 
 
@@ -116,21 +118,23 @@ def find_recording(*, gpu: bool = False) -> Path:
     return next(filter(Path.is_file, (_DATA / file, _PACKED / file)), _PACKED / file)
 
 
-Tape = Sequence[tuple[Received, bytes]]
-"""Exports with the times of their receipt, in order."""
+Tape = Sequence[tuple[int, bytes]]
+"""Exports in order, each with the newest end of a span so far."""
 
 
 def read_tape(recording: Path) -> Tape:
-    """A recording, with the times of its receipt."""
-    exports = (export.payload for export in Recording(recording, note).exports())
-    return list(zip(receipts_of(recording), exports, strict=False))
+    """The exports of a recording."""
+    timed = Recording(recording, note)
+    return [(unix_nano, said.payload) for unix_nano, _, said in timed if isinstance(said, Export)]
 
 
-def throttling(index: Sequence[Received], factor: float) -> Stamps:
+def throttling(tape: Tape, factor: float) -> Stamps:
     """From the middle of a recording on its machine takes ``factor`` times as long, as when its power is capped."""
-    middle_unix_ns = (index[0].recv_unix_ns + index[-1].recv_unix_ns) // 2
-    begins = next(received for received in index if received.recv_unix_ns >= middle_unix_ns)
-    return Stamps(slow_unix_ns=begins.recv_unix_ns, slow_mono_ns=begins.recv_mono_ns, factor=factor)
+    middle_unix_ns = (tape[0][0] + tape[-1][0]) // 2
+    spans = (span for _, payload in tape for span in _spans_of(ExportTraceServiceRequest.FromString(payload)))
+    stamped = ((event, each) for span in spans for event in span.events for each in event.attributes)
+    ahead_ns = (event.time_unix_nano - at.value.int_value for event, at in stamped if at.key == "step.ts_start_ns")
+    return Stamps(slow_unix_ns=middle_unix_ns, slow_mono_ns=middle_unix_ns - next(ahead_ns, 0), factor=factor)
 
 
 def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, engine: str = "") -> Iterator[Sending]:
@@ -139,18 +143,12 @@ def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, engi
     They are sent ``speed`` times faster than recorded, of ``engine`` if that is given. ``throttle`` is the factor of
     :func:`throttling`.
     """
-    index = [received for received, _ in tape]
-    slow = throttling(index, throttle)
-    index = [Received(slow.unix_of(each.recv_unix_ns), slow.mono_of(each.recv_mono_ns)) for each in index]
-    first, last = index[0], index[-1]
-    lasts_ns = int((last.recv_unix_ns - first.recv_unix_ns) / speed)
-    mono_ns = clock.monotonic_ns() + lasts_ns - last.recv_mono_ns
-    stamps = slow._replace(
-        unix_ns=clock.unix_nano() + lasts_ns - last.recv_unix_ns,
-        mono_ns=max(mono_ns, MONOTONIC_FLOOR_NS - first.recv_mono_ns),
-    )
-    for received, (_, payload) in zip(index, tape, strict=True):
-        recorded_s = (received.recv_unix_ns - first.recv_unix_ns) / 1e9
+    slow = throttling(tape, throttle)
+    times = [slow.unix_of(unix_nano) for unix_nano, _ in tape]
+    shift_ns = clock.unix_nano() + int((times[-1] - times[0]) / speed) - times[-1]
+    stamps = slow._replace(unix_ns=shift_ns, mono_ns=shift_ns)
+    for unix_nano, (_, payload) in zip(times, tape, strict=True):
+        recorded_s = (unix_nano - times[0]) / 1e9
         yield Sending(recorded_s / speed, recorded_s, restamped(payload, stamps, engine))
 
 
@@ -167,20 +165,21 @@ def send(target: str, sendings: Iterable[Sending], clock: Clock, watch: Callable
             while (early_s := sending.after_s - (clock.monotonic_ns() - start_ns) / 1e9) > 0:
                 watch(recorded_s)
                 pause.wait(min(early_s, POLL_S))
-            while (code := _code_of(export, sending.payload)) in _RETRYABLE:
+            while not _is_taken(export, sending.payload):
                 pause.wait(RETRY_S)
-            if code is not grpc.StatusCode.OK:
-                raise StartError(f"the sidecar took no export: {code.name}")
             recorded_s = sending.recorded_s
         watch(recorded_s)
 
 
-def _code_of(export: Callable[..., bytes], payload: bytes) -> grpc.StatusCode:
+def _is_taken(export: Callable[..., bytes], payload: bytes) -> bool:
+    """Whether the sidecar took it, rather than asking for patience."""
     try:
         export(payload, timeout=SEND_TIMEOUT_S, wait_for_ready=True)
     except grpc.RpcError as error:
-        return error.code()
-    return grpc.StatusCode.OK
+        if error.code() not in _RETRYABLE:
+            raise StartError(f"the sidecar took no export: {error.code().name}") from None
+        return False
+    return True
 
 
 # --- the sidecar ------------------------------------------------------------------------------------------------------

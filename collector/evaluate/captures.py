@@ -6,6 +6,7 @@ learned, and what ended later is scored. KV events in the folder of a recording 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -72,8 +73,18 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     times = [timed.unix_nano for timed in said if not isinstance(timed.said, KvBatch)]
     if not times:
         return []
-    pipeline, rows = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=())), _RowsKept()
-    pipeline.on_event = rows.keep
+    pipeline = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=()))
+    rows_of: dict[str, dict[Target, list[RowBlock]]] = defaultdict(lambda: defaultdict(list))
+
+    def keep(event: Event) -> None:
+        match event:
+            case ConfigKeyChanged(old, new):
+                for target, blocks in rows_of.pop(old, {}).items():
+                    rows_of[new][target][:0] = blocks
+            case Rows(config_id, target, rows):
+                rows_of[config_id][target].append(rows)
+
+    pipeline.on_event = keep
     for batch in in_batches(said, TAKE_BYTES):
         pipeline.process(**by_kind(batch))
     pipeline.flush()
@@ -83,33 +94,17 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
             config_id=known.config_id,
             facts=known.config,
             telemetry=known.telemetry,
-            rows={target: RowBlock.concatenate(blocks) for target, blocks in rows.of[known.config_id].items()},
+            rows={target: RowBlock.concatenate(blocks) for target, blocks in rows_of[known.config_id].items()},
             requests=_requests(said, {engine.instance for engine in known.engines}, config, pipeline.joiner),
             cut_ns=times[0] + int(learn_until * (times[-1] - times[0])),
             cannot_derive=known.cannot_derive,
         )
         for known in pipeline.snapshot(0, 1).configs
-        if known.config_id in rows.of
+        if known.config_id in rows_of
     ]
     for capture in captures if len(captures) > 1 else ():
         capture.name += f"/{capture.config_id[:6]}"
     return captures
-
-
-class _RowsKept:
-    """Rows that a join made, by configuration and target."""
-
-    def __init__(self) -> None:
-        self.of: dict[str, dict[Target, list[RowBlock]]] = {}
-
-    def keep(self, event: Event) -> None:
-        """Take an event of the join."""
-        match event:
-            case ConfigKeyChanged(old, new):
-                for target, blocks in self.of.pop(old, {}).items():
-                    self.of.setdefault(new, {}).setdefault(target, [])[:0] = blocks
-            case Rows(config_id, target, rows):
-                self.of.setdefault(config_id, {}).setdefault(target, []).append(rows)
 
 
 def _requests(said: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:

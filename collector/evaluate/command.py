@@ -16,10 +16,9 @@ from exporters.snapshot_file import write_atomically
 from online.features import registered
 
 from .captures import Capture, load
-from .online import OnlineReport, predict_then_learn
-from .protocol import CaptureReport, Report, evaluate
-from .systems import NINE, SHAPE_SUFFIX, Score, plain_name
-from .transfer import FIRST_ROWS, Transfer
+from .online import predict_then_learn
+from .protocol import evaluate
+from .systems import NINE, SHAPE_SUFFIX, Document, Score, plain_name
 
 COLUMNS = {
     "system": "system",
@@ -39,44 +38,35 @@ COLUMNS = {
 ONLINE_COLUMNS = {"model": "model", "mape": "MAPE", "p95": "p95", "missing": "missing"}
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: Document) -> Iterator[str]:
     """The report as text, line by line."""
-    for capture in report.captures:
-        yield from _capture(capture)
-    if report.transfers:
+    for capture in report["captures"]:
         yield ""
-        yield f"Leave one {report.left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
-        for name, transfers in report.transfers.items():
+        yield (
+            "{name}  telemetry={telemetry}  learned from {learned_rows} rows, scored on {scored_rows} rows and "
+            "{scored_requests} requests ({uncovered_requests} left out: their path is not covered)".format(**capture)
+        )
+        if capture["cannot_derive"]:
+            yield f"  systems that need a sheet are not here, missing: {', '.join(capture['cannot_derive'])}"
+        yield from tabulate(capture["scores"], COLUMNS)
+    if report["transfers"]:
+        yield ""
+        left_out = report["left_out"]
+        yield f"Leave one {left_out} out: mean step error in %, nothing of its own / after its first rows (cold)"
+        for name, transfers in report["transfers"].items():
             yield f"  {name}"
-            yield from tabulate([_transfer(each) for each in transfers])
+            yield from tabulate([_transfer(**each) for each in transfers])
 
 
-def _capture(capture: CaptureReport) -> Iterator[str]:
-    yield ""
-    yield (
-        f"{capture.name}  telemetry={capture.telemetry}  learned from {capture.learned_rows} rows, scored on "
-        f"{capture.scored_rows} rows and {capture.scored_requests} requests "
-        f"({capture.uncovered_requests} left out: their path is not covered)"
-    )
-    if capture.cannot_derive:
-        yield f"  systems that need a sheet are not here, missing: {', '.join(capture.cannot_derive)}"
-    yield from tabulate(capture.scores, COLUMNS)
+def _transfer(*, system: str, donors: int, zero_shot: float | None, after: Score, cold: Score) -> Score:
+    by_rows = {f"{how}@{rows}": error for how, each in (("", after), ("cold ", cold)) for rows, error in each.items()}
+    return {"system": system, "donors": donors, "zero-shot": zero_shot, **by_rows}
 
 
-def _transfer(each: Transfer) -> Score:
-    after = {
-        f"{cold}@{rows}": errors.get(str(rows))
-        for cold, errors in (("", each.after), ("cold ", each.cold))
-        for rows in FIRST_ROWS
-    }
-    about = {"system": each.system, "donors": str(each.donors), "zero-shot": each.zero_shot}
-    return about | after
-
-
-def online_lines(report: OnlineReport) -> Iterator[str]:
+def online_lines(report: Document) -> Iterator[str]:
     """The report of predicting and then learning, line by line."""
-    parts = [(f"{case.name}  {case.target}, {case.rows} steps", case.scores) for case in report.cases]
-    parts += [("macro: the mean over these", report.macro), ("micro: over all steps", report.micro)]
+    parts = [("{name}  {target}, {rows} steps".format(**case), case["scores"]) for case in report["cases"]]
+    parts += [("macro: the mean over these", report["macro"]), ("micro: over all steps", report["micro"])]
     for title, scores in parts:
         yield ""
         yield f"{title}: error in %, each step predicted before it is learned"
@@ -129,13 +119,12 @@ def evaluate_recordings(
             raise ConfigError("--systems", f"{system!r} is not one of {', '.join(registered())}")
     whole = protocol == "predict-then-learn"
     captures = [*_captures(paths, config, 1.0 if whole else learn_until)]
-    report: Report | OnlineReport
     if whole:
         report = predict_then_learn(captures)
-        text, scored = online_lines(report), bool(report.cases)
+        text, scored = online_lines(report), bool(report["cases"])
     else:
         report = evaluate(captures, systems, learn_until, leave_out)
-        text, scored = lines(report), any(capture.scores for capture in report.captures)
+        text, scored = lines(report), any(capture["scores"] for capture in report["captures"])
     for line in text:
         say(line)
     data = msgspec.json.encode(report)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from collector import __version__
@@ -27,54 +26,34 @@ from online.features import portable
 from online.target import TargetState
 
 from .captures import Capture
-from .systems import BLOCK_ROWS, Score, design, mean
+from .systems import BLOCK_ROWS, Document, Score, design, mean
 
 TRACEFIT, COEFFICIENTS = "tracefit", "tracefit beta"
 _FLOOR_US = 1e-3
 
 
-class OnlineCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One target of one configuration of a recording."""
-
-    name: str
-    target: str
-    rows: int
-    scores: list[Score]
-
-
-class OnlineReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Every case, and each model's means over cases and over rows."""
-
-    schema: str
-    tracefit_version: str
-    cases: list[OnlineCase]
-    macro: list[Score]
-    micro: list[Score]
-
-
-def predict_then_learn(captures: Sequence[Capture]) -> OnlineReport:
+def predict_then_learn(captures: Sequence[Capture]) -> Document:
     """Run the protocol; deterministic. Configurations without rows of one step are not there."""
-    cases: list[OnlineCase] = []
+    cases: list[Document] = []
     errors: dict[str, list[Floats]] = {}
     for capture in captures:
         for target in (Target.STEP_TIME, Target.GPU_TIME):
             rows = _single_steps(capture, target)
             if not len(rows):
                 continue
-            found = _predictions(rows, target, capture.facts)
             scores = []
-            for name, predicted_us in found.items():
+            for name, predicted_us in _predictions(rows, target, capture.facts).items():
                 error = np.abs(predicted_us / rows.elapsed_us - 1.0)
                 errors.setdefault(name, []).append(error)
                 scores.append(_score(name, error))
-            cases.append(OnlineCase(name=capture.name, target=target.value, rows=len(rows), scores=scores))
-    return OnlineReport(
-        schema="tracefit.predict-then-learn/1",
-        tracefit_version=__version__,
-        cases=cases,
-        macro=[_macro(name, [s for case in cases for s in case.scores if s["model"] == name]) for name in errors],
-        micro=[_score(name, np.concatenate(each)) for name, each in errors.items()],
-    )
+            cases.append({"name": capture.name, "target": target.value, "rows": len(rows), "scores": scores})
+    return {
+        "schema": "tracefit.predict-then-learn/1",
+        "tracefit_version": __version__,
+        "cases": cases,
+        "macro": [_macro(name, [s for case in cases for s in case["scores"] if s["model"] == name]) for name in errors],
+        "micro": [_score(name, np.concatenate(each)) for name, each in errors.items()],
+    }
 
 
 def _single_steps(capture: Capture, target: Target) -> RowBlock:

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,8 +29,8 @@ from online import REQUEST_FEATURES, Floats, Mask, Quality, RowBlock, Target
 from online.features import PORTABLE
 
 from .captures import Capture
-from .systems import Fit, Score, ape, fit, mean, plain_name
-from .transfer import Transfer, group, leave_one_out
+from .systems import Document, Fit, Score, ape, fit, mean, plain_name
+from .transfer import group, leave_one_out
 
 COVER_MIN = 0.97
 STEP = Target.STEP_TIME
@@ -122,86 +121,59 @@ def request_scores(
     return out
 
 
-class CaptureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One capture: what it is, and every system on it."""
-
-    name: str
-    telemetry: str
-    cannot_derive: Sequence[str]
-    learned_rows: int
-    scored_rows: int
-    scored_requests: int
-    uncovered_requests: int
-    scores: list[Score]
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is printed and written."""
-
-    schema: str
-    tracefit_version: str
-    learn_until: float
-    captures: list[CaptureReport]
-    left_out: str
-    transfers: dict[str, list[Transfer]]
-
-
 def evaluate(
     captures: Sequence[Capture],
     systems: Sequence[str],
     learn_until: float = 0.6,
     left_out: str = "",
-) -> Report:
+) -> Document:
     """Run the whole protocol; deterministic.
 
     ``left_out``: models where there are several, else workloads, by default.
     """
     several = len({group(capture, "model") for capture in captures}) > 1
-    plain = dict.fromkeys(map(plain_name, systems))
     left_out = left_out or ("model" if several else "workload")
-    return Report(
-        schema="tracefit.evaluation/1",
-        tracefit_version=__version__,
-        learn_until=learn_until,
-        captures=[_report(capture, systems) for capture in captures],
-        left_out=left_out,
-        transfers=leave_one_out(captures, left_out, plain) if len(captures) > 1 else {},
-    )
+    plain = dict.fromkeys(map(plain_name, systems))
+    return {
+        "schema": "tracefit.evaluation/1",
+        "tracefit_version": __version__,
+        "learn_until": learn_until,
+        "captures": [_scores_of(capture, systems) for capture in captures],
+        "left_out": left_out,
+        "transfers": leave_one_out(captures, left_out, plain) if len(captures) > 1 else {},
+    }
 
 
-def _report(capture: Capture, systems: Sequence[str]) -> CaptureReport:
+def _scores_of(capture: Capture, systems: Sequence[str]) -> Document:
+    """What a capture is, and every system on it."""
     facts, learned, rows = capture.facts, capture.learned(STEP), capture.all_rows(STEP)
     scored = _single_steps(capture.scored(STEP))
     late = (capture.requests["finished_ns"] > capture.cut_ns) & (capture.requests["scheduled_ns"] > 0)
     requests = covered(rows, capture.requests[late])
     alphas = _alphas(requests, [fit(PORTABLE, target, facts, capture.learned(target)) for target in ALPHAS])
-
-    def scored_by(made: Fit) -> Score:
-        prediction = made.predict(scored)
-        values = step_scores(made, prediction, scored)
-        if (scored.quality == Quality.REQUESTS).all():
-            values["itl"] = mean_error(prediction, scored.elapsed_us)
-        else:
-            values |= request_scores(requests, *time_in_rows(rows, made.predict(rows), requests), alphas)
-        return {"system": made.system, "columns": len(made.features), **values}
-
     scores: list[Score] = []
-    for system in systems if len(scored) else ():
-        if (made := fit(system, STEP, facts, learned)) is not None:
-            found = scored_by(made)
-            found["queue_wait_error"] = _alpha_error(system, Target.QUEUE_WAIT, capture)
-            found["api_queueing_error"] = _alpha_error(system, Target.API_QUEUEING, capture)
-            scores.append(found)
-    return CaptureReport(
-        name=capture.name,
-        telemetry=capture.telemetry,
-        cannot_derive=capture.cannot_derive,
-        learned_rows=len(learned),
-        scored_rows=len(scored),
-        scored_requests=len(requests),
-        uncovered_requests=int(late.sum()) - len(requests),
-        scores=scores,
-    )
+    for made in [fit(system, STEP, facts, learned) for system in systems] if len(scored) else ():
+        if made is None:
+            continue
+        prediction = made.predict(scored)
+        score = {"system": made.system, "columns": len(made.features), **step_scores(made, prediction, scored)}
+        if (scored.quality == Quality.REQUESTS).all():
+            score["itl"] = mean_error(prediction, scored.elapsed_us)
+        else:
+            score |= request_scores(requests, *time_in_rows(rows, made.predict(rows), requests), alphas)
+        score["queue_wait_error"] = _alpha_error(made.system, Target.QUEUE_WAIT, capture)
+        score["api_queueing_error"] = _alpha_error(made.system, Target.API_QUEUEING, capture)
+        scores.append(score)
+    return {
+        "name": capture.name,
+        "telemetry": capture.telemetry,
+        "cannot_derive": capture.cannot_derive,
+        "learned_rows": len(learned),
+        "scored_rows": len(scored),
+        "scored_requests": len(requests),
+        "uncovered_requests": int(late.sum()) - len(requests),
+        "scores": scores,
+    }
 
 
 def _single_steps(rows: RowBlock) -> RowBlock:

@@ -28,7 +28,9 @@ SHAPE_SUFFIX, TREE_SUFFIX = " × shape", " × tree"
 NINE = (PORTABLE, *SYSTEMS)
 """The systems of the sources, in the order of tables."""
 
-Score = dict[str, Any]
+Document = dict[str, Any]
+"""What is printed, and written as JSON."""
+Score = Document
 """What one model or system scores: its name, and ratios by figure; None = cannot be said."""
 
 LogFactor = Callable[[RowBlock], Floats]

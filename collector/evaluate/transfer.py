@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
 import numpy as np
 
 from collector.config import Config
@@ -19,21 +18,11 @@ from online.features import FeatureSet, build
 from online.transfer import HIDES_HITS, Donor
 
 from .captures import Capture
-from .systems import ape, mean
+from .systems import Score, ape, mean
 
 STEP = Target.STEP_TIME
 FIRST_ROWS = (20, 100, 300)
 _ARCHITECTURE = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "num_experts")
-
-
-class Transfer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One system on one left-out capture; mean step errors as ratios, None = cannot be said."""
-
-    system: str
-    donors: int
-    zero_shot: float | None = None
-    after: dict[str, float] = {}
-    cold: dict[str, float] = {}
 
 
 def group(capture: Capture, key: str) -> str:
@@ -44,10 +33,10 @@ def group(capture: Capture, key: str) -> str:
     return str(sorted(known.items())) if known else capture.name
 
 
-def leave_one_out(captures: Sequence[Capture], key: str, systems: Iterable[str]) -> dict[str, list[Transfer]]:
+def leave_one_out(captures: Sequence[Capture], key: str, systems: Iterable[str]) -> dict[str, list[Score]]:
     """By left-out capture; captures without step rows, or without any donor, are not there."""
     usable = [capture for capture in captures if capture.learned(STEP)]
-    out: dict[str, list[Transfer]] = {}
+    out: dict[str, list[Score]] = {}
     for system in systems:
         donors = {
             capture.name: _learned(system, capture, capture.all_rows(STEP)).statistics(capture.name)
@@ -74,8 +63,8 @@ def _learned(system: str, capture: Capture, rows: RowBlock, donors: Sequence[Don
     return bank
 
 
-def _transfer(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -> Transfer:
-    """Score what is published with these donors, alone and after the first rows, beside a start without them."""
+def _transfer(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -> Score:
+    """Mean step errors of what is published with these donors, alone and after the first rows, and without them."""
     rows, learned = capture.scored(STEP), capture.learned(STEP)
     x = features.evaluate(rows)
 
@@ -84,17 +73,13 @@ def _transfer(capture: Capture, features: FeatureSet, donors: Sequence[Donor]) -
         beta = _published(bank, capture.name, features)
         return None if beta is None else mean(ape(x @ beta, rows.elapsed_us))
 
-    def errors(lent: Sequence[Donor]) -> dict[str, float]:
-        found = {str(n): error(n, lent) for n in FIRST_ROWS}
-        return {n: value for n, value in found.items() if value is not None}
-
-    return Transfer(
-        system=features.name,
-        donors=len(donors),
-        zero_shot=error(0, donors),
-        after=errors(donors),
-        cold=errors(()),
-    )
+    return {
+        "system": features.name,
+        "donors": len(donors),
+        "zero_shot": error(0, donors),
+        "after": {str(n): error(n, donors) for n in FIRST_ROWS},
+        "cold": {str(n): error(n, ()) for n in FIRST_ROWS},
+    }
 
 
 def _published(bank: Bank, name: str, features: FeatureSet) -> Floats | None:

@@ -177,16 +177,6 @@ def working_directory(path: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-class PullOptions(NamedTuple):
-    """What a pull is asked for."""
-
-    sources: tuple[str, ...]
-    out: Path
-    require: float = 0.5
-    """Share of the sources that must be merged, or nothing is written."""
-    token: Callable[[], str | None] = str
-
-
 class Pulled(NamedTuple):
     """What a round came to."""
 
@@ -197,20 +187,36 @@ class Pulled(NamedTuple):
 
 
 class Puller:
-    """Rounds over the same sources; one thread at a time."""
+    """Rounds over the same sources; one thread at a time.
 
-    def __init__(self, options: PullOptions, config: Config) -> None:
+    Args:
+        sources, out: where states are, and the directory that the fleet's files go to.
+        config: how they are merged.
+        require: share of the sources that must be merged, or nothing is written.
+        token: asked before each round; what sidecars are asked with.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[str],
+        out: Path,
+        config: Config,
+        *,
+        require: float = 0.5,
+        token: Callable[[], str | None] = str,
+    ) -> None:
         check_learning(config)
+        self.out = out
+        self._sources, self._require, self._token = sources, require, token
         self._config = msgspec.structs.replace(config, engines_max=CONFIGS_MAX)
-        self._options = options
-        self._directory = Directory(options.out, "OUT")
+        self._directory = Directory(out, "OUT")
         self._written: list[bytes] = []
         self._snapshot: Snapshot | None = None
 
     def start(self) -> None:
         """Take the directory; StartError if another process has it."""
         self._directory.take()
-        (self._options.out / STATES_NAME).mkdir(parents=True, exist_ok=True)
+        (self.out / STATES_NAME).mkdir(parents=True, exist_ok=True)
 
     def stop(self) -> None:
         """Let another process in."""
@@ -220,7 +226,7 @@ class Puller:
         """Ask every source, merge, write."""
         sources: list[FleetSource] = []
         try:
-            with working_directory(self._options.out / FETCHED_NAME) as directory:
+            with working_directory(self.out / FETCHED_NAME) as directory:
                 chosen, sources = self._gather(directory)
                 problem = self._publish(chosen, sources)
         except (OSError, StateError) as error:  # a volume that is full, say; or two of one name have other columns
@@ -229,9 +235,9 @@ class Puller:
 
     def _gather(self, directory: Path) -> tuple[list[Examined], list[FleetSource]]:
         """The states to add, in order, and what became of every source."""
-        options, places = self._options, find_targets(self._options.sources)
+        places = find_targets(self._sources)
         with progress("asked", len(places), "sources") as bar:
-            fetching = fetch_states(places, directory, options.token, bar.update)
+            fetching = fetch_states(places, directory, self._token, bar.update)
             fetched = asyncio.run(fetching)
         read = [
             examine(place.name, found, self._config) if isinstance(found, Path) else found
@@ -244,9 +250,9 @@ class Puller:
         """Write the sum of chosen states, if it is another one; why not."""
         # an older state of an engine that answered under another name is no source that is missing
         missing = sum(source.outcome not in (PullOutcome.MERGED, PullOutcome.SAME_ENGINE) for source in sources)
-        if not chosen or missing > (1.0 - self._options.require) * len(sources):
+        if not chosen or missing > (1.0 - self._require) * len(sources):
             return f"{missing} of {len(sources)} sources gave no state: nothing written"
-        out, digests = self._options.out, [each.digest for each in chosen]
+        out, digests = self.out, [each.digest for each in chosen]
         if digests == self._written and (out / SNAPSHOT_NAME).exists():
             return ""
         merged = add(chosen, self._config)
@@ -260,18 +266,17 @@ class Puller:
         return ""
 
 
-def pull_once(options: PullOptions, config: Config) -> int:
+def pull_once(puller: Puller) -> int:
     """One round; failed if nothing was written."""
-    puller = Puller(options, config)
     puller.start()
     try:
         pulled = puller.pull()
     finally:
         puller.stop()
-    return conclude(pulled, options)
+    return conclude(pulled, puller.out)
 
 
-def conclude(pulled: Pulled, options: PullOptions) -> int:
+def conclude(pulled: Pulled, out: Path) -> int:
     """Say what became of a round; failed if nothing was written."""
     for line in report(pulled):
         say(line)
@@ -280,7 +285,7 @@ def conclude(pulled: Pulled, options: PullOptions) -> int:
     if pulled.problem:
         note(f"error: {pulled.problem}")
         return EXIT_FAILED
-    say(f"snapshot: {options.out / SNAPSHOT_NAME}")
+    say(f"snapshot: {out / SNAPSHOT_NAME}")
     return EXIT_OK
 
 

@@ -23,9 +23,9 @@ from collector.decode import Export, parts_by_emitter
 from collector.decode.kv import KvBatch
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, StartError, note, progress, say
-from collector.service import TAKE_BYTES, check_learning, make_pipeline
+from collector.service import TAKE_BYTES, make_pipeline
 
-from .pull import Puller, PullOptions, conclude, working_directory
+from .pull import Puller, conclude, working_directory
 from .sources import find_recordings, open_recording
 
 LOCAL: Final = "local"
@@ -42,14 +42,6 @@ PIECE_BYTES: Final = 64 << 20
 WORK_NAME: Final = ".replay"
 _TALK: Final = {"OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 """Of every worker: one thread gives the same bytes on each machine; nothing is reported to anybody."""
-
-
-class ReplayOptions(NamedTuple):
-    """What a replay is asked for."""
-
-    recordings: tuple[str, ...]
-    out: Path
-    ray: str = LOCAL
 
 
 class EngineKey(NamedTuple):
@@ -78,17 +70,18 @@ class Learned(NamedTuple):
     rows: int
 
 
-def replay_fleet(options: ReplayOptions, config: Config) -> int:
-    """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned."""
-    check_learning(config)
-    ray, work = _import_ray(), options.out / WORK_NAME
-    files = find_recordings(options.recordings)
-    pull = PullOptions((str(work),), options.out, require=0.0)
-    puller = Puller(pull, config)
+def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: str = LOCAL) -> int:
+    """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned.
+
+    ``address`` is that of a Ray cluster.
+    """
+    ray, work = _import_ray(), out / WORK_NAME
+    files = find_recordings(recordings)
+    puller = Puller((str(work),), out, config, require=0.0)
     puller.start()
     try:
         with working_directory(work):
-            _connect(ray, options.ray)
+            _connect(ray, address)
             engines = rows = 0
             for learned in learn_files(ray, files, config):
                 engines, rows = engines + 1, rows + learned.rows
@@ -97,7 +90,7 @@ def replay_fleet(options: ReplayOptions, config: Config) -> int:
                 note("error: nothing was learned")
                 return EXIT_FAILED
             say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
-            return conclude(puller.pull(), pull)
+            return conclude(puller.pull(), out)
     finally:
         ray.shutdown()
         puller.stop()

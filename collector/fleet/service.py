@@ -26,7 +26,7 @@ from exporters.pages import dispatch, make_routes, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 
-from .pull import Pulled, Puller, PullOptions, complaints, report
+from .pull import Pulled, Puller, complaints, report
 
 ROUND_TIMEOUT_S = 900.0
 """A round that takes longer hangs."""
@@ -37,21 +37,14 @@ _log = logging.getLogger(__name__)
 class FleetService:
     """``start`` once, ``stop`` once."""
 
-    def __init__(
-        self,
-        options: PullOptions,
-        config: Config,
-        clock: Clock,
-        *,
-        interval_s: float,
-    ) -> None:
+    def __init__(self, puller: Puller, config: Config, clock: Clock, *, interval_s: float) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
         self.health = Health(clock)
         self._io = IoLoop()
         self._clock = clock
         self._interval_s = interval_s
-        self._puller = Puller(options, config)
+        self._puller = puller
         self._pulled = Pulled([], problem="the first pull is under way")
         self._said: list[str] = []
         page = StatusPage(

@@ -30,8 +30,8 @@ from online.features.sheets import (
     bytes_by_name,
     find,
     hardware_sheets,
-    model_sheet,
     quantized,
+    sheet_of,
 )
 
 from .experts import Fact, experts_by_name
@@ -180,7 +180,7 @@ class EngineFacts:
         out = {name: value for name in IDENTITY if (value := self.get(name)) is not None}
         if "model" not in out:
             out["instance"] = instance
-        if recording and self.sources().get("model") != FactSource.RESOURCE.label:
+        if recording and self._facts.get("model", (None, None))[0] is not FactSource.RESOURCE:
             out["recording"] = recording
         return out
 
@@ -213,40 +213,30 @@ MATCHABLE = ("instance", "recording", *IDENTITY)
 
 
 class Rule:
-    """A rule with its file read."""
+    """A rule with its file read; ``where`` are the keys of its patterns and facts."""
 
-    def __init__(self, config: RuleConfig, where: str) -> None:
+    def __init__(self, config: RuleConfig, where: str, of_facts: str) -> None:
         for name in config.match:
             if name not in MATCHABLE:
                 raise ConfigError(f"{where}.match.{name}", f"is not one of {', '.join(MATCHABLE)}")
         facts = (*IDENTITY, *BESIDE, *HARDWARE, _MODEL_CONFIG)
         for name in config.facts:
             if name not in facts:
-                raise ConfigError(f"{where}.facts.{name}", "is no fact of a configuration" + suggestion(name, facts))
+                raise ConfigError(f"{of_facts}{name}", "is no fact of a configuration" + suggestion(name, facts))
         self.patterns = config.match
-        self.facts = {
-            name: parse_fact(fact) if isinstance(fact, str) else fact
-            for name, fact in config.facts.items()
-            if name != _MODEL_CONFIG
-        }
-        path = str(config.facts.get(_MODEL_CONFIG) or "")
-        self.architecture = _architecture_in(path, f"{where}.facts.{_MODEL_CONFIG}")
+        told = dict(config.facts)
+        path = str(told.pop(_MODEL_CONFIG, ""))
+        self.facts = {name: parse_fact(fact) if isinstance(fact, str) else fact for name, fact in told.items()}
+        try:
+            self.architecture = read_architecture(Path(path)) if path else {}
+        except ValueError as error:
+            raise ConfigError(f"{of_facts}{_MODEL_CONFIG}", f"{path}: {error}") from None
 
     def matches(self, known: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
         return all(
             name in known and fnmatch.fnmatchcase(str(known[name]), pattern) for name, pattern in self.patterns.items()
         )
-
-
-def _architecture_in(path: str, key: str) -> dict[str, Fact] | None:
-    """What is in the file that a key names, if it does; ConfigError with the key if that is not what it should be."""
-    if not path:
-        return None
-    try:
-        return read_architecture(Path(path))
-    except ValueError as error:
-        raise ConfigError(key, f"{path}: {error}") from None
 
 
 _QUANTIZATION_FILE = "hf_quant_config.json"
@@ -301,10 +291,10 @@ class ConfigResolver:
     def __init__(self, config: Config | None = None) -> None:
         config = config or Config()
         self._sheets = shipped_sheets()
-        top: dict[str, Fact] = {name: fact for name, fact in (("model", config.model), ("gpu", config.gpu)) if fact}
-        self._rules = [Rule(RuleConfig(facts=top), "rules")] if top else []
-        self._rules += [Rule(rule, f"rules[{i}]") for i, rule in enumerate(config.rules)]
-        self._model = _architecture_in(config.model_config, "model_config")
+        named = {name: getattr(config, name) for name in ("model", "gpu", _MODEL_CONFIG)}
+        top = {name: fact for name, fact in named.items() if fact}
+        self._rules = [Rule(RuleConfig(facts=top), "", "")]
+        self._rules += [Rule(rule, f"rules[{i}]", f"rules[{i}].facts.") for i, rule in enumerate(config.rules)]
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
 
     def discovered(self, pattern: str, facts: Mapping[str, Fact]) -> None:
@@ -330,12 +320,12 @@ class ConfigResolver:
         return facts.version != before
 
     def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:
-        arch = self._model
+        arch: Mapping[str, Fact] = {}
         for rule in self._rules:  # a later rule of the file wins over an earlier one
             if rule.matches({**facts.known(), "instance": instance, "recording": recording}):
                 facts.learn(rule.facts, FactSource.RULES)
                 arch = rule.architecture or arch
-        if arch is not None:
+        if arch:
             facts.learn(_with_dtype(arch, facts), FactSource.MODEL_FILE)
 
 
@@ -373,5 +363,4 @@ def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]
 
 def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:
     """What is missing for the systems that need a sheet; nothing when they can be used."""
-    _, missing = model_sheet(facts)
-    return missing + tuple(name for name in ("peak_tflops", "memory_bandwidth_gb_s") if name not in facts)
+    return sheet_of(facts)[1]

@@ -36,7 +36,7 @@ def test_the_demo_finds_its_recordings_in_the_wheel(installed):
     *found, arrivals, seconds = output_of(sys.executable, "-c", DEMO, cwd=installed).splitlines()
     packed = installed / "collector" / "commands" / "recordings"
     assert found == [str(packed / name / "otlp.pb.gz") for name in ("c10_long", "simulated/h100")]
-    assert min(int(arrivals), int(seconds)) > 100, "when each export arrived comes along"
+    assert min(int(arrivals), int(seconds)) > 100, "and reads them"
 
 
 def test_documents_name_the_wheel_that_is_built_and_its_size(installed):

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from collector.commands.ask import shown_lines
-from collector.commands.demo import find_recording, restamped, schedule, throttling
+from collector.commands.demo import find_recording, read_tape, restamped, schedule, throttling
 from collector.decode import Export
-from collector.recordings import Recording, receipts_of
+from collector.recordings import Recording
 from tests.bench.figures import recorded
 from tests.support.clocks import FakeClock
 from tests.support.command_lines import parsed
@@ -108,7 +108,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, 
     assert live.command == f"tracefit demo --throttle {FACTOR}"
     recording = find_recording()
     said("curl http://localhost:9464/snapshot > healthy/snapshot.json", sidecar)
-    slow = throttling(receipts_of(recording), FACTOR)
+    slow = throttling(read_tape(recording), FACTOR)
     exports = Recording(recording, print).exports()
     with served(
         (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns
@@ -119,7 +119,7 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, 
         document = said("curl http://localhost:9464/snapshot", slower)
     for title in re.findall(r"^\* \*(.+?)\*", SLOWER, re.MULTILINE):
         assert title in page
-    assert "<dt>last change of speed</dt><dd>×1.47, " in page
+    assert "<dt>last change of speed</dt><dd>×1.38, " in page
     assert snapshot.config().usable
     (config,) = json.loads(document)["configs"]
     changed_unix_nano = config["targets"]["step_time"]["drift"]["last_unix_nano"]

@@ -10,11 +10,9 @@ without are left out.
 from __future__ import annotations
 
 import gzip
-import json
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from tests.support.clocks import T0_NS
 from tests.support.gpu_server import serve, step_exports
 from tests.support.otlp_bytes import varint
 from tests.support.paths import DATA
@@ -27,7 +25,7 @@ LEFT_OUT = {"step.ts_output_ns", "batch.context_tokens"}
 
 
 def record():
-    """Exports, and when each was received."""
+    """The exports, in order."""
     traffic = Traffic(1)
     for number in range(SECONDS // PHASE_S):
         begin_ns, end_ns = (at * PHASE_S * 10**9 for at in (number, number + 1))
@@ -39,14 +37,11 @@ def record():
             kept = [each for each in event.attributes if each.key not in LEFT_OUT]
             del event.attributes[:]
             event.attributes.extend(kept)
-        end_ns = span.end_time_unix_nano
-        yield export.SerializeToString(), {"recv_unix_ns": end_ns, "recv_mono_ns": end_ns - T0_NS}
+        yield export.SerializeToString()
 
 
 if __name__ == "__main__":
-    exports, received = zip(*record(), strict=True)
     folder = DATA / "simulated" / "h100"
     folder.mkdir(parents=True, exist_ok=True)
-    lines = "".join(f"{json.dumps(line)}\n" for line in received).encode()
-    for name, data in {"pb": b"".join(varint(len(each)) + each for each in exports), "idx.jsonl": lines}.items():
-        (folder / f"otlp.{name}.gz").write_bytes(gzip.compress(data, mtime=0))
+    data = b"".join(varint(len(each)) + each for each in record())
+    (folder / "otlp.pb.gz").write_bytes(gzip.compress(data, mtime=0))

@@ -27,7 +27,7 @@ def test_each_recording_counts_once_in_macro_and_each_step_in_micro():
     report = predict_then_learn([_capture("calm", truth), _capture("jumps", jump)])
     calm, jumps, macro, micro = (
         next(score for score in scores if score["model"] == TRACEFIT)
-        for scores in (*(case.scores for case in report.cases), report.macro, report.micro)
+        for scores in (*(case["scores"] for case in report["cases"]), report["macro"], report["micro"])
     )
     assert calm["mape"] == pytest.approx(0.0, abs=1e-3)
     assert jumps["mape"] > 0.05

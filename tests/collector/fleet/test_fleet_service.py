@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from collector.cli import main
-from collector.fleet.pull import PullOptions
+from collector.fleet.pull import Puller
 from collector.fleet.service import FleetService
 from collector.runtime import StartError
 from collector.telemetry import table
@@ -25,8 +25,8 @@ def states():
 
 
 def service_of(sources, out, interval_s=300.0):
-    options = PullOptions(tuple(sources), out)
-    return FleetService(options, PAGES, FakeClock(unix_nano=NOW_NS), interval_s=interval_s)
+    puller = Puller(sources, out, PAGES)
+    return FleetService(puller, PAGES, FakeClock(unix_nano=NOW_NS), interval_s=interval_s)
 
 
 def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):

@@ -8,7 +8,7 @@ import tracefit
 from collector.cli import main
 from collector.commands.ask import read_token
 from collector.fleet import sources as state_places
-from collector.fleet.pull import Puller, PullOptions, pull_once
+from collector.fleet.pull import Puller, pull_once
 from collector.fleet.sources import find_targets
 from online import Bank, Snapshot
 from online.state import VERSION
@@ -41,8 +41,7 @@ def directory(states, tmp_path_factory):
 
 def pulled(sources, out, **options):
     """Exit code, what was said, what was noted."""
-    options = PullOptions(tuple(map(str, sources)), out, **options)
-    return spoken(pull_once, options, CONFIG)
+    return spoken(pull_once, Puller([*map(str, sources)], out, CONFIG, **options))
 
 
 def test_a_directory_of_states_becomes_one_file_per_configuration(directory, states, tmp_path):
@@ -127,8 +126,7 @@ def test_a_state_is_asked_for_with_the_token_and_written_when_it_is_another_one(
     served = {"state": states["e0"]}
     with state_server(served) as server:
         source, token = f"http://127.0.0.1:{server.port}", partial(read_token, tmp_path / "token")
-        options = PullOptions((source,), tmp_path / "fleet", token=token)
-        puller = Puller(options, CONFIG)
+        puller = Puller([source], tmp_path / "fleet", CONFIG, token=token)
         puller.start()
         first = puller.pull()
         second = puller.pull()

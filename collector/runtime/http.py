@@ -37,8 +37,7 @@ HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 1024
 HANDSHAKE_S = 2.5
 SEND_S, ANSWER_S = 0.03, 0.25
-"""How long a newcomer waits for one that may still send what it asks, and for an answer under way."""
-POLL_S = 0.01
+"""How long one that came keeps its place when all are taken, and how long one that is being answered."""
 REQUEST_TIMEOUT_S = 10.0
 """How long a connection may take to send a request."""
 READ_BYTES = 1 << 16
@@ -85,7 +84,7 @@ class HttpServer:
 
     The connections are bounded, from before their handshakes on. Where all places are taken, the address that holds
     most gives up its connection that waits longest for its client, and a connection is closed behind its next answer.
-    One that has just come, or is being answered, is given up only where a newcomer has waited for ``ANSWER_S``.
+    One that has just come keeps its place for ``SEND_S``, one that is being answered for ``ANSWER_S``.
 
     Args:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
@@ -159,26 +158,25 @@ class HttpServer:
         await end_tasks([each.serving for each in self._places])
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Serve who comes, until it is cancelled.
-
-        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
-        """
+        """Serve who comes, until it is cancelled."""
+        loop = asyncio.get_running_loop()
         with listener:
             while True:
-                await _until_readable(listener)
-                await self._make_room()
                 try:
-                    newcomer, (address, *_) = listener.accept()
-                except BlockingIOError:  # it has gone
-                    continue
+                    newcomer, (address, *_) = await loop.sock_accept(listener)
                 except OSError as error:
                     _log.warning("nobody can connect: %s", error.strerror)
                     await asyncio.sleep(1.0)  # too many open files: some are closed meanwhile
                     continue
-                newcomer.setblocking(False)
+                try:
+                    await self._make_room()
+                except asyncio.CancelledError:
+                    newcomer.close()
+                    raise
                 place = _Connection(server, address, **self._options)
                 place.serving = asyncio.create_task(self._serve(place, newcomer))
                 self._places.add(place)
+                await asyncio.sleep(0)  # where many come at once, those that are here get on
 
     async def _serve(self, place: _Connection, newcomer: socket.socket) -> None:
         """From the handshake to the end of the connection."""
@@ -197,13 +195,14 @@ class HttpServer:
                 newcomer.close()
 
     async def _make_room(self) -> None:
-        now_s = asyncio.get_running_loop().time
-        until_s = now_s() + ANSWER_S
         while len(self._places) >= CONNECTIONS_MAX:
             held = Counter(each.address for each in self._places)
             one = min(self._places, key=lambda each: (-held[each.address], each.is_answered, each.since_s))
-            if (one.is_answered or now_s() < one.since_s + SEND_S) and now_s() < until_s:
-                await asyncio.sleep(POLL_S)
+            may_end_s = one.since_s + (ANSWER_S if one.is_answered else SEND_S)
+            wait_s = may_end_s - asyncio.get_running_loop().time()
+            if wait_s > 0.0:  # until then another one may end
+                serving = [each.serving for each in self._places]
+                await asyncio.wait(serving, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
                 continue
             self._places.discard(one)
             one.serving.cancel()
@@ -224,15 +223,6 @@ class HttpServer:
         if len(self._places) >= CONNECTIONS_MAX:
             response.force_close()
         return response
-
-
-async def _until_readable(listener: socket.socket) -> None:
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(listener, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(listener)
 
 
 def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpServer:

@@ -31,7 +31,7 @@ FILE_MODE = 0o644
 """Readable for a simulator or a router that runs under another user in the same pod."""
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
     """Replace a file's content as one step.
 
     Raises:
@@ -39,11 +39,11 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     temporary = path.parent / f".{path.name}.tmp.{os.getpid()}"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
         with open(descriptor, "wb") as file:  # noqa: PTH123 - a descriptor, not a path
             file.write(data)
             file.flush()
-            os.fchmod(descriptor, FILE_MODE)  # whatever the umask
+            os.fchmod(descriptor, mode)  # whatever the umask
             os.fsync(descriptor)
         temporary.replace(path)
     except BaseException:

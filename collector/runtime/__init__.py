@@ -16,7 +16,6 @@ from .filesystem import (
     limit_bytes,
     resident_bytes,
     sentence,
-    sync_directory,
 )
 from .loop import Background, IoLoop, end_tasks, in_own_thread
 from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
@@ -63,5 +62,4 @@ __all__ = [
     "sentence",
     "serve",
     "set_log_level",
-    "sync_directory",
 ]

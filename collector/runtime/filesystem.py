@@ -6,7 +6,7 @@ Exception
 ├── ConfigError       exit 78: a key that does not exist or a value it cannot take
 └── StartError        exit 1:  the machine refuses (a port in use, a directory that cannot be written)
 
-The file system calls of log and checkpoints, so that tests can make them fail or wait.
+The file system calls of the log, so that tests can make them fail or wait.
 
 Too much memory: exports are refused, retryably, while the process holds more than it may.
 
@@ -63,15 +63,15 @@ class SystemFiles:
         """Create a file for appending."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
-    def write(self, descriptor: int, parts: list[bytes]) -> int:
-        """Like writev(2)."""
-        return os.writev(descriptor, parts)
+    def write(self, descriptor: int, data: bytes) -> int:
+        """What the system call of this name does."""
+        return os.write(descriptor, data)
 
-    def write_all(self, descriptor: int, parts: list[bytes]) -> None:
+    def write_all(self, descriptor: int, data: bytes) -> None:
         """Write in as many calls as it takes; of an OSError a part may be there."""
-        size_bytes, written = sum(map(len, parts)), self.write(descriptor, parts)
-        while written < size_bytes:
-            more = self.write(descriptor, [b"".join(parts)[written:]])
+        written = 0
+        while written < len(data):
+            more = self.write(descriptor, data[written:])
             if not more:
                 raise OSError(0, "nothing was written")
             written += more
@@ -80,31 +80,14 @@ class SystemFiles:
         """Like ftruncate(2)."""
         os.ftruncate(descriptor, size_bytes)
 
-    def sync(self, descriptor: int) -> None:
-        """Like fdatasync(2)."""
-        os.fdatasync(descriptor)
-
     def unlink(self, path: Path) -> None:
         """Remove one file from its directory."""
         path.unlink()
-
-    def replace(self, source: Path, target: Path) -> None:
-        """Like rename(2)."""
-        source.replace(target)
 
     def volume(self, directory: Path) -> Volume:
         """Like statvfs(3)."""
         told = os.statvfs(directory)
         return Volume(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize)
-
-
-def sync_directory(directory: Path) -> None:
-    """Make new names in a directory durable."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 CGROUP_SHARE = 0.8

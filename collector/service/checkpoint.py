@@ -25,8 +25,9 @@ import msgspec
 from collector.config import Config
 from collector.decode import Telemetry
 from collector.join import Joiner, newest_unix_ns
-from collector.runtime import StartError, SystemFiles, sync_directory
+from collector.runtime import StartError
 from collector.telemetry import Restored
+from exporters.snapshot_file import write_atomically
 from online.state import StateError, Tree, decode
 
 NAME: Final = "state.bin"
@@ -162,9 +163,8 @@ class Directory:
 class CheckpointFile:
     """Used by the starting thread, then by the writer's."""
 
-    def __init__(self, directory: Path, files: SystemFiles | None = None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
-        self._files = files or SystemFiles()
         self.restored = Restored.EMPTY
         """What a start began with."""
         self.restored_unix_s = 0.0
@@ -175,8 +175,11 @@ class CheckpointFile:
     def load(self, restore: Callable[[Tree], Position]) -> Position:
         """Hand the checkpoint to ``restore``; its position, the first one without any.
 
-        One that cannot be used is put aside and logged as an error.
+        One that cannot be used is put aside and logged as an error. What a killed process has left half written goes.
         """
+        for half_written in self._path.parent.glob(f".{NAME}.tmp.*"):
+            with contextlib.suppress(OSError):
+                half_written.unlink()
         try:
             data, written_unix_s = self._path.read_bytes(), self._path.stat().st_mtime
             position = restore(decode(data))
@@ -186,28 +189,14 @@ class CheckpointFile:
             self.restored, self.problem = Restored.COLD, f"{NAME}: {error}"
             _log.error("cold start, everything is learned anew: %s", self.problem)
             with contextlib.suppress(OSError):
-                self._files.replace(self._path, self._path.with_name(f"{NAME}.corrupt"))
+                self._path.replace(self._path.with_name(f"{NAME}.corrupt"))
             return Position()
         self.restored, self.restored_unix_s = Restored.CHECKPOINT, written_unix_s
         return position
 
     def write(self, data: bytes) -> None:
         """Write the next checkpoint. OSError if it could not be written; the one before is as it was."""
-        temporary = self._path.with_name(f".{NAME}.tmp")
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        descriptor = self._files.open(temporary)
-        try:
-            self._files.write_all(descriptor, [data])
-            self._files.sync(descriptor)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink()  # it may be what fills the disk
-            raise
-        finally:
-            os.close(descriptor)
-        self._files.replace(temporary, self._path)
-        sync_directory(self._path.parent)
+        write_atomically(self._path, data, 0o600)
 
     def read(self) -> bytes | None:
         """The newest one, for others to merge what it has learned; None without one; from any thread."""

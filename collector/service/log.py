@@ -169,7 +169,7 @@ class Log:
             self._begin_segment(number)
         segment = self._segments[-1]
         try:
-            self._files.write_all(self._descriptor, [entry])
+            self._files.write_all(self._descriptor, entry)
         except BaseException:
             self._take_back(segment)
             raise

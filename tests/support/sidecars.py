@@ -27,8 +27,9 @@ from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.ingest.status import Answer
 from collector.runtime.filesystem import SystemFiles, Volume
 from collector.runtime.tasks import SystemClock
-from collector.service import worker
+from collector.service import checkpoint, worker
 from collector.telemetry import Counts, Signal, Transport
+from exporters.snapshot_file import write_atomically
 from online.snapshot import Snapshot
 from tests.support.processes import on_free_ports
 from tests.support.silent_calls import own_channel
@@ -108,10 +109,16 @@ class SmallVolume(SystemFiles):
     def _free_bytes(self) -> int:
         return self._size_bytes - sum(path.stat().st_size for path in list(self._directory.iterdir()) if path.exists())
 
-    def write(self, descriptor: int, parts: list[bytes]) -> int:
-        if sum(map(len, parts)) > self._free_bytes():
+    def write(self, descriptor: int, data: bytes) -> int:
+        if len(data) > self._free_bytes():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(descriptor, parts)
+        return super().write(descriptor, data)
+
+    def write_atomically(self, path: Path, data: bytes, mode: int) -> None:
+        """A checkpoint."""
+        if len(data) > self._free_bytes():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_atomically(path, data, mode)
 
     def volume(self, directory: Path) -> Volume:  # noqa: ARG002 -- there is one
         return Volume(max(self._free_bytes(), 0), self._size_bytes)
@@ -121,7 +128,8 @@ class SmallVolume(SystemFiles):
 def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrides: str) -> Iterator[Sidecar]:
     """Between the times that are configured it looks at its work again and again: a test does not wait for that."""
     sidecar = Sidecar(make_config(directory, **overrides), SystemClock(), files=files)
-    with mock.patch.object(worker, "IDLE_WAIT_S", 0.05):
+    write = getattr(files, "write_atomically", write_atomically)
+    with mock.patch.object(worker, "IDLE_WAIT_S", 0.05), mock.patch.object(checkpoint, "write_atomically", write):
         sidecar.start()
         try:
             yield sidecar

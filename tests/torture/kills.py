@@ -34,11 +34,13 @@ from collector.config.load import load
 from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Stop, SystemClock, serve
+from collector.service import checkpoint
 from collector.service.checkpoint import CheckpointFile, Directory
 from collector.service.durability import Durability
 from collector.service.log import Log
 from collector.service.pipeline import Pipeline, make_pipeline
 from collector.service.publish import SnapshotWriter
+from exporters.snapshot_file import write_atomically
 from tests.bench.figures import record
 from tests.support.paths import ROOT
 from tests.support.processes import environment
@@ -49,13 +51,13 @@ ENGINES = 2
 STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFile)
 STAGES |= dict.fromkeys(("open", "_begin_segment", "_end_segment", "free"), Log)
 STAGES |= {"read_unlearned": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
-STAGES |= {"sync": SystemFiles, "replace": SystemFiles, "stop": SnapshotWriter}
+STAGES |= {"fsync": os, "replace": Path, "stop": SnapshotWriter}
 """Where the process ends itself: right after a call of this."""
 TROUBLES = {
     "none": {},
-    "full": {"write": errno.ENOSPC, "truncate": errno.EIO},
-    "read-only": {"open": errno.EROFS, "replace": errno.EROFS},
-    "slow": {"write": 0},
+    "full": {"write": errno.ENOSPC, "truncate": errno.EIO, "write_atomically": errno.EDQUOT},
+    "read-only": {"open": errno.EROFS, "write_atomically": errno.EROFS},
+    "slow": {"write": 0, "write_atomically": 0},
     "clock": {},
 }
 """Which calls of the file system fail at times, and how; 0: they wait."""
@@ -70,6 +72,8 @@ SETTINGS = {f"TRACEFIT_{key}": value for key, value in SETTINGS.items()}
 class BadDisk(SystemFiles):
     """The real file system, of which some calls fail or wait at times; of a write that fails a part gets in."""
 
+    write_atomically = staticmethod(write_atomically)
+
     def __init__(self, troubles, rng):
         for name, number in troubles.items():
             setattr(self, name, partial(self._at_times, rng, getattr(self, name), number))
@@ -77,8 +81,7 @@ class BadDisk(SystemFiles):
     def _at_times(self, rng, call, number, *args):
         if rng.random() < 0.3:
             if number == errno.ENOSPC:
-                whole = b"".join(args[1])
-                call(args[0], [whole[: rng.choice((0, rng.randrange(len(whole))))]])
+                call(args[0], args[1][: rng.choice((0, rng.randrange(len(args[1]))))])
             if number:
                 raise OSError(number, os.strerror(number))
             time.sleep(0.02)
@@ -111,7 +114,9 @@ def be_a_victim(trouble, seed, stage):
 
         setattr(STAGES[stage], stage, deadly)
     stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else SystemClock()
-    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=BadDisk(TROUBLES[trouble], rng))
+    disk = BadDisk(TROUBLES[trouble], rng)
+    checkpoint.write_atomically = disk.write_atomically
+    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=disk)
 
     def begin():
         sidecar.start()

@@ -15,7 +15,7 @@ from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import WRITER
 from collector.telemetry.reasons import Outcome
-from exporters.snapshot_file import SNAPSHOT_NAME
+from exporters.snapshot_file import SNAPSHOT_NAME, write_atomically
 from online.state import LEARNERS, encode
 from tests.support.clocks import eventually
 from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
@@ -138,7 +138,7 @@ def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_n
 
 @pytest.mark.parametrize(
     ("call", "refused"),
-    [("replace", "the log is full"), ("write", "the log cannot be written: No space left on device")],
+    [("write_atomically", "the log is full"), ("write", "the log cannot be written: No space left on device")],
 )
 def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, call, refused):
     """Full, while a checkpoint that would empty it waits for the disk; or no write succeeds."""
@@ -163,20 +163,20 @@ def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, c
 
 
 class BadDisk(SystemFiles):
-    """Until it is well no file is renamed, or nothing is written."""
+    """Until it is well no checkpoint is written, or no entry of the log."""
 
     def __init__(self, call):
         self._call, self.is_well = call, threading.Event()
 
-    def replace(self, source, target):
-        if self._call == "replace":
+    def write_atomically(self, *written):
+        if self._call == "write_atomically":
             self.is_well.wait(60)
-        super().replace(source, target)
+        write_atomically(*written)
 
-    def write(self, descriptor, parts):
+    def write(self, descriptor, data):
         if self._call == "write" and not self.is_well.is_set():
             raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(descriptor, parts)
+        return super().write(descriptor, data)
 
 
 SMALL_BYTES, EXPORT_STEPS, EXPORT_BYTES = 4 << 20, 200, 124_000
@@ -256,7 +256,7 @@ def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_
 def test_a_writer_that_hangs_makes_the_process_not_alive_and_nothing_is_piled_up_before_it(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.service.durability.CHECK_IN_TIMEOUT_S", 1.0)
     monkeypatch.setattr("collector.service.durability.PAUSE_S", 0.1)
-    with running_sidecar(tmp_path, files := BadDisk("replace"), CHECKPOINT_INTERVAL_S="0.1") as sidecar:
+    with running_sidecar(tmp_path, files := BadDisk("write_atomically"), CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 1)
         eventually(lambda: sidecar.health.late() == (WRITER,))
         send(sidecar, 101)
@@ -294,7 +294,7 @@ def test_a_state_that_cannot_be_encoded_is_said_and_tried_again_and_ends_no_rece
 )
 def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp_path, caplog, durability, outcome):
     with running_sidecar(tmp_path, DURABILITY=durability, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
-        (tmp_path / f".{STATE}.tmp").mkdir()  # in its way
+        (in_its_way := tmp_path / f".{STATE}.tmp.{os.getpid()}").mkdir()
         send(sidecar, 1)
         eventually(lambda: "unsaved" in ready(sidecar))
         told = ready(sidecar)
@@ -302,7 +302,7 @@ def test_a_state_that_cannot_be_written_is_said_by_readiness_and_at_the_stop(tmp
         assert told["ok"]
     (line,) = [record for record in caplog.records if record.message.startswith("stopped without a last checkpoint")]
     assert line.message.endswith(f"Is a directory); what came since the one before: {outcome}")
-    (tmp_path / f".{STATE}.tmp").rmdir()
+    in_its_way.rmdir()
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 101)
         eventually((tmp_path / STATE).exists)

@@ -2,11 +2,11 @@
 
 import errno
 import os
-from unittest.mock import Mock
+from unittest.mock import patch
 
 import pytest
 
-from collector.runtime.filesystem import StartError, SystemFiles
+from collector.runtime.filesystem import StartError
 from collector.service.checkpoint import LOCK_NAME, NAME, PROGRESS, CheckpointFile, Directory, Position
 from collector.telemetry.reasons import Restored
 from online.state import LEARNERS, StateError, encode
@@ -52,12 +52,11 @@ def test_a_bad_checkpoint_is_kept_beside_and_everything_is_learned_anew(written,
     assert (written / f"{NAME}.corrupt").exists(), "kept for inspection"
 
 
-@pytest.mark.parametrize("call", ["open", "write", "sync", "replace"])
+@pytest.mark.parametrize("call", ["os.open", "os.fsync", "pathlib.Path.replace"])
 def test_a_write_that_fails_leaves_a_readable_checkpoint(written, call):
-    failing = SystemFiles()
-    setattr(failing, call, Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        CheckpointFile(written, failing).write(checkpoint(30))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with patch(call, side_effect=full), pytest.raises(OSError, match="No space"):
+        CheckpointFile(written).write(checkpoint(30))
     assert load(written)[2] == 20
     CheckpointFile(written).write(checkpoint(40))
     assert load(written)[2] == 40

@@ -146,10 +146,10 @@ class Trouble(SystemFiles):
     part_bytes = None
     truncate_fails = False
 
-    def write(self, descriptor, parts):
+    def write(self, descriptor, data):
         if self.part_bytes is None:
-            return super().write(descriptor, parts)
-        super().write(descriptor, [b"".join(parts)[: self.part_bytes]])
+            return super().write(descriptor, data)
+        super().write(descriptor, data[: self.part_bytes])
         raise OSError(errno.ENOSPC, "No space left on device")
 
     def truncate(self, descriptor, size_bytes):

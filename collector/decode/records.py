@@ -25,9 +25,6 @@ def _dtype(table: Mapping[str, words.Field], *more: tuple[str, str]) -> np.dtype
 STEP_DTYPE = _dtype(words.SUMMARY_FIELDS, ("kv_usage_ratio", "f8"), ("unix_ns", "i8"))
 """One ``step.BATCH_SUMMARY`` each; unix_ns is the event's wall clock."""
 
-MARK_DTYPE = _dtype(words.JOURNEY_FIELDS)
-"""One ``journey.*`` event each."""
-
 SNAPSHOT_DTYPE = _dtype(words.SNAPSHOT_FIELDS)
 """One ``step.REQUEST_SNAPSHOT`` each: what a running request stood at. Request ids are not kept."""
 

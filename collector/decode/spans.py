@@ -15,6 +15,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,6 @@ from collector.telemetry import Counts, Skip, table
 
 from . import vocabulary as words
 from .records import (
-    MARK_DTYPE,
     SNAPSHOT_DTYPE,
     STEP_DTYPE,
     ApiSpan,
@@ -36,7 +36,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, read_seconds, scalars
+from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, read_seconds
 from .wire import Export, ReadExport
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
@@ -69,19 +69,15 @@ def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> C
 
     Foreign events are left out. ``check_time`` raises it of a time of the wall clock at which nothing can have ended.
     """
-    marks_of = (event for event in span.events if event.name in words.MARK_KINDS)
-    events = [*itertools.islice(marks_of, _AT_ONCE + 1)]
+    if len(span.events) > _AT_ONCE:
+        raise Rejected(Skip.OUT_OF_RANGE)
+    events = [event for event in span.events if event.name in words.MARK_KINDS]
     if not events:
         raise Rejected(Skip.UNKNOWN_SCOPE)
-    if len(events) > _AT_ONCE:
-        raise Rejected(Skip.OUT_OF_RANGE)
-    columns, fates = read_columns(events, words.JOURNEY_FIELDS, MARK_DTYPE)
-    for fate in fates:
-        if fate != table.ACCEPTED:
-            raise Rejected(fate)
-    rows, last = columns.tolist(), events[-1]
-    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, rows, strict=True)]
+    told = [_read_mark(event.attributes) for event in events]
+    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, told, strict=True)]
     _check_order(marks)
+    last = events[-1]
     check_time(last.time_unix_nano)
     finish = None
     if marks[-1].kind is SpanEventKind.FINISHED:
@@ -90,12 +86,23 @@ def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> C
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
-        prompt_tokens=rows[-1][3],
+        prompt_tokens=told[-1][3],
         marks=tuple(marks),
         finish=finish,
         unix_minus_mono_ns=last.time_unix_nano - marks[-1].ts_ns,
         end_unix_ns=last.time_unix_nano,
     )
+
+
+def _read_mark(attributes: Any) -> list[int]:
+    """The numbers of one journey event, in the order of their table; raises Rejected of one out of its bounds."""
+    numbers = []
+    for key, field in words.JOURNEY_FIELDS.items():
+        number = attributes[key].int_value if key in attributes else MISSING
+        if not field.least <= number <= field.limit:
+            raise Rejected(Skip.MISSING_ATTRIBUTE if number == MISSING else Skip.OUT_OF_RANGE)
+        numbers.append(number)
+    return numbers
 
 
 def _count_events(events: int, understood: int, counts: Counts) -> None:
@@ -129,7 +136,7 @@ def api_span(span: Any, counts: Counts) -> ApiSpan:
             at_s = read_seconds(event.attributes[words.API_TIME].double_value)
             moments[words.API_MOMENTS[event.name]] = round(1e9 * at_s)
             understood += 1
-    attributes = scalars(span.attributes, (words.SAMPLES, words.MODEL))
+    attributes = words.scalars(span.attributes, (words.SAMPLES, words.MODEL))
     out = ApiSpan(
         span_id=span.span_id,
         aborted=moments.pop("aborted_ns") != MISSING,
@@ -152,7 +159,7 @@ _LACKS: Final = {
 
 def request_attributes(span: Any) -> dict[str, Value]:
     """What a span says of a finished request; empty where it tells nothing of one."""
-    said = scalars(span.attributes, words.REQUEST_ATTRIBUTES)
+    said = words.scalars(span.attributes, words.REQUEST_ATTRIBUTES)
     return {} if said.keys() <= words.MODELS.keys() else said
 
 
@@ -197,7 +204,7 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
 
 
 def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> Iterator[Telemetry]:
-    """One Telemetry per resource of each export, in order; what cannot be used is counted.
+    """What each resource of each export says, in order; what cannot be used is counted.
 
     Times far ahead of an export's arrival are out of range.
     """
@@ -207,67 +214,86 @@ def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Cou
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
-            for spans in request.resource_spans:
-                yield _Resource(spans, export, admit_span, counts).read(spans)
+            yield from _Reader(export, admit_span, counts).read(request)
 
 
-class _Resource:
-    """What one resource of an export says."""
+class _Reader:
+    """Reads one export. Resources that say the same of themselves are one, as in the batches of a Collector.
 
-    def __init__(self, spans: Any, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
-        attributes = scalars(spans.resource.attributes)
-        self._out = Telemetry(
-            instance=words.instance_of(attributes, export.peer),
-            facts=facts(attributes),
-            host=str(attributes.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
-            peer=export.peer,
-            recording=export.recording,
-            arrived_unix_ns=export.arrived_unix_ns,
-        )
-        self._admit_span, self._counts = admit_span, counts
+    Events become columns together, whosever they are: a call of numpy costs more than what it does for an event.
+    """
+
+    def __init__(self, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
+        self._export, self._admit_span, self._counts = export, admit_span, counts
         self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
-        self._events: dict[str, list[Any]] = {words.SUMMARY_EVENT: [], words.SNAPSHOT_EVENT: []}
-        self._columns: dict[str, list[NDArray[np.void]]] = {name: [] for name in self._events}
+        self._told: list[Telemetry] = []
+        self._numbers: dict[tuple[object, ...], int] = {}
+        """Places among those, by what resources say of themselves."""
+        self._events: dict[str, tuple[list[Any], list[int]]] = {
+            words.SUMMARY_EVENT: ([], []),
+            words.SNAPSHOT_EVENT: ([], []),
+        }
+        """By name, those that wait to become columns, and the places of whose they are."""
+        self._columns: dict[str, list[tuple[NDArray[np.int64], NDArray[np.void]]]] = {name: [] for name in self._events}
+        """Places, and rows."""
 
-    def read(self, spans: Any) -> Telemetry:
+    def read(self, request: Any) -> list[Telemetry]:
         """All that can be used of it."""
-        for scope_spans in spans.scope_spans:
-            for span in scope_spans.spans:
-                self._add(scope_spans.scope.name, span)
-        for name, events in self._events.items():
-            if events:
-                self._read_events(name, events)
-        steps, snapshots = self._columns.values()
-        if steps:
-            self._out.steps = np.concatenate(steps)
-        if snapshots:
-            self._out.snapshots = np.concatenate(snapshots)
-        return self._out
+        for spans in request.resource_spans:
+            number = self._number_of(spans.resource.attributes)
+            for scope_spans in spans.scope_spans:
+                for span in scope_spans.spans:
+                    self._add(number, scope_spans.scope.name, span)
+        for told, steps in self._by_owner(words.SUMMARY_EVENT):
+            told.steps = steps
+        for told, snapshots in self._by_owner(words.SNAPSHOT_EVENT):
+            told.snapshots = snapshots
+        return self._told
 
-    def _add(self, scope: str, span: Any) -> None:
+    def _number_of(self, attributes: Any) -> int:
+        """The place of what a resource says."""
+        said = words.scalars(attributes, words.resource_keys(attributes))
+        instance, known = words.instance_of(said, self._export.peer), facts(said)
+        host = str(said.get(words.HOST, ""))[: words.FACT_LENGTH_MAX]
+        number = self._numbers.setdefault((instance, host, *known.items()), len(self._told))
+        if number == len(self._told):
+            self._told.append(
+                Telemetry(
+                    instance=instance,
+                    facts=known,
+                    host=host,
+                    peer=self._export.peer,
+                    recording=self._export.recording,
+                    arrived_unix_ns=self._export.arrived_unix_ns,
+                )
+            )
+        return number
+
+    def _add(self, number: int, scope: str, span: Any) -> None:
         """Add a span, and count it and its events."""
-        events, counts = len(span.events), self._counts
+        events, counts, told = len(span.events), self._counts, self._told[number]
         counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
         try:
             if scope == words.STEP_SCOPE:
-                self._check(span)
+                self._check(told, span)
                 for event in span.events:
                     waiting = self._events.get(event.name)
                     if waiting is None:
                         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += 1
                         continue
-                    waiting.append(event)
-                    if len(waiting) == _AT_ONCE:
-                        self._read_events(event.name, waiting)
+                    waiting[0].append(event)
+                    waiting[1].append(number)
+                    if len(waiting[0]) == _AT_ONCE:
+                        self._read_events(event.name)
             elif scope == words.CORE_SCOPE:
-                self._check(span)
-                self._out.core.append(core_span(span, counts, self._check_time))
+                self._check(told, span)
+                told.core.append(core_span(span, counts, partial(self._check_time, told)))
             elif (scope, span.name) == (words.API_SCOPE, words.API_SPAN):
-                self._check(span)
-                self._out.api.append(api_span(span, counts))
+                self._check(told, span)
+                told.api.append(api_span(span, counts))
             elif said := request_attributes(span):
-                self._check(span)
-                self._out.requests.append(request_span(span, said))
+                self._check(told, span)
+                told.requests.append(request_span(span, said))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
                 raise Rejected(Skip.UNKNOWN_SCOPE)
@@ -277,39 +303,56 @@ class _Resource:
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
 
-    def _check(self, span: Any) -> None:
+    def _check(self, told: Telemetry, span: Any) -> None:
         """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
         if (
             len(span.span_id) != words.SPAN_ID_BYTES
             or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES)
             or len(span.trace_id) not in (0, words.TRACE_ID_BYTES)
-            or len(self._out.instance) > words.NAME_LENGTH_MAX
+            or len(told.instance) > words.NAME_LENGTH_MAX
         ):
             raise Rejected(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
         end_unix_ns = span.end_time_unix_nano
-        self._check_time(end_unix_ns)
+        self._check_time(told, end_unix_ns)
         if span.start_time_unix_nano > end_unix_ns:
             raise Rejected(Skip.INVALID)
-        if reason := self._admit_span(self._out.instance, span.span_id, end_unix_ns):
+        if reason := self._admit_span(told.instance, span.span_id, end_unix_ns):
             raise Rejected(reason)
 
-    def _check_time(self, unix_ns: int) -> None:
+    def _check_time(self, told: Telemetry, unix_ns: int) -> None:
         """Raises Rejected of a time at which nothing can have ended; the newest one ahead is remembered."""
         if not words.UNIX_MIN <= unix_ns <= self._latest_unix_ns:
             if unix_ns > self._latest_unix_ns:
-                self._out.too_new_unix_ns = max(self._out.too_new_unix_ns, unix_ns)
+                told.too_new_unix_ns = max(told.too_new_unix_ns, unix_ns)
             raise Rejected(Skip.OUT_OF_RANGE)
 
-    def _read_events(self, name: str, events: list[Any]) -> None:
-        """Read what waits of one name; no longer does it."""
+    def _read_events(self, name: str) -> None:
+        """Make columns of what waits; no longer does it."""
+        events, owners = self._events[name]
         if name == words.SUMMARY_EVENT:
             rows, fates = self._summaries(events)
         else:
             rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
         for fate, count in Counter(fates.tolist()).items():
             self._counts[table.DECODED_EVENTS, fate] += count
-        self._columns[name].append(rows[fates == table.ACCEPTED])
+        accepted = fates == table.ACCEPTED
+        self._columns[name].append((np.array(owners)[accepted], rows[accepted]))
         events.clear()
+        owners.clear()
+
+    def _by_owner(self, name: str) -> Iterator[tuple[Telemetry, NDArray[np.void]]]:
+        """The rows of all events of one name, in their order, by whose they are."""
+        if self._events[name][0]:
+            self._read_events(name)
+        if not self._columns[name]:
+            return
+        owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
+        if len(self._told) == 1:
+            yield self._told[0], rows
+            return
+        order = np.argsort(owners, kind="stable")
+        for part in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
+            yield self._told[owners[part[0]]], rows[part]
 
     def _summaries(self, events: Sequence[Any]) -> tuple[StepColumns, NDArray[np.object_]]:
         """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""

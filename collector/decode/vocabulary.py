@@ -23,8 +23,8 @@ SUMMARY_EVENT: Final = "step.BATCH_SUMMARY"
 SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
 JOURNEY_PREFIX: Final = "journey."
 
-ATTRIBUTES_MAX: Final = 128
-"""Attributes read of a resource; vLLM sends at most 24."""
+FACTS_MAX: Final = 128
+"""Attributes of a resource read as facts; vLLM's plugin sends at most 24."""
 
 SPAN_ID_BYTES: Final = 8
 TRACE_ID_BYTES: Final = 16
@@ -146,6 +146,7 @@ ROLES: Final = ("prefill", "decode")
 HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
 FACT_KEYS: Final = frozenset({"hw.gpu.name"})
+SENDER_KEYS: Final = (INSTANCE, POD, SERVICE, HOST, *FACT_KEYS)
 FACT_LENGTH_MAX: Final = 256
 NAME_LENGTH_MAX: Final = 256
 """Of an emitter's name, which is kept, and in every snapshot; who has a longer one is left out, since a cut name may be
@@ -165,9 +166,13 @@ class Rejected(Exception):
         self.reason = reason
 
 
-def scalars(attributes: Mapping[str, Any], keys: Iterable[str] = ()) -> dict[str, Value]:
-    """Scalar attributes of these keys, else of so many as are read; arrays, maps, bytes and empty ones are left out."""
-    keys = keys or sorted(attributes)[:ATTRIBUTES_MAX]
+def resource_keys(attributes: Iterable[str]) -> list[str]:
+    """Of a resource's attributes, those that are read: who sends, and so many facts as are bounded."""
+    return [*SENDER_KEYS, *sorted(key for key in attributes if key.startswith(FACT_PREFIX))[:FACTS_MAX]]
+
+
+def scalars(attributes: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Value]:
+    """Scalar attributes of these keys; arrays, maps, bytes and empty ones are left out."""
     return {key: value for key in keys if key in attributes for _, value in attributes[key].ListFields()}
 
 

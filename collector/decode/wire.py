@@ -288,7 +288,7 @@ def _parts_of(resource: Any, peer: str) -> Iterator[Part]:
     resource.ClearField("scope_spans")
     common = resource.SerializeToString()
     (read,) = ReadExport.FromString(SlimExport(resource_spans=[resource]).SerializeToString()).resource_spans
-    instance = words.instance_of(words.scalars(read.resource.attributes), peer)
+    instance = words.instance_of(words.scalars(read.resource.attributes, (words.INSTANCE, words.POD)), peer)
     for is_api in (False, True):
         own = [each for each in scopes if (each.scope.name == words.API_SCOPE) == is_api]
         if own:

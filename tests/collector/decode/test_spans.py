@@ -119,21 +119,22 @@ def test_foreign_spans_are_counted_with_their_events(scope, name):
 
 
 def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_its_spans():
-    good = [otlp.steps_export([otlp.summary(n) for n in range(70)], span_id=bytes([i] * 8)) for i in range(2)]
+    good = [otlp.steps_export([otlp.summary(n) for n in range(70)], span_id=bytes([i] * 8)) for i in range(4)]
     broken_event = otlp.steps_export([otlp.summary(1), otlp.summary(2)[:-1]], span_id=b"brokenev")
     no_text = otlp.export(("fastapi", [b"\x2a\x01\xff"]))
-    payloads = (good[0], good[1][:-3], b"", broken_event, no_text, good[1], good[1])
+    payloads = (good[0], good[1][:-3], b"", broken_event, no_text, good[1], good[1], good[2] + good[3])
     exports = [Export(payload, f"peer-{number}", "grpc", 3) for number, payload in enumerate(payloads)]
     counts = Counts()
     told = decode_exports(exports, SpanWindow(64).admit, counts)
-    assert [(one.peer, len(one.steps)) for one in told] == [("peer-0", 70), ("peer-5", 70), ("peer-6", 0)]
-    assert by_label(counts, table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 2}
-    assert by_label(counts, table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 140}
+    assert [(one.peer, len(one.steps)) for one in told] == [("peer-0", 70), ("peer-5", 70), ("peer-6", 0), ("peer-7", 140)]
+    assert by_label(counts, table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 4}
+    assert by_label(counts, table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 280}
 
 
-def test_facts_are_the_knobs_of_the_resource_and_nothing_else(run):
+def test_facts_are_the_knobs_of_the_resource_and_nothing_else_however_much_it_has(run):
     facts = (("vllm.max_num_seqs", "8"), ("hw.gpu.name", "H100"), ("host.name", "secret"), ("vllm.long", "x" * 999))
-    telemetry = decoded(Piece("e", STEP_SCOPE, step_span(run, 1, 3), facts))
+    foreign = ((f"a{n}", "x") for n in range(128))
+    telemetry = decoded(Piece("e", STEP_SCOPE, step_span(run, 1, 3), (*foreign, *facts)))
     assert telemetry.facts == {"vllm.max_num_seqs": "8", "hw.gpu.name": "H100", "vllm.long": "x" * 256}
 
 

@@ -48,7 +48,6 @@ from collector.runtime import (
     SteadyClock,
     Stop,
     SystemFiles,
-    cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
     serve,
@@ -117,7 +116,7 @@ class Sidecar:
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
-        memory = MemoryGuard(limit_bytes(config.memory_limit_mib, cgroup_limit_bytes()), resident_bytes)
+        memory = MemoryGuard(limit_bytes(config.memory_limit_mib), resident_bytes)
         self._memory = self._make_memory_relief(memory.limit_bytes, clock)
         told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
@@ -285,6 +284,7 @@ class Sidecar:
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
         pending = self._event_time.pending
         said: dict[str, object] = {
+            **self._keeper.readiness_detail(),
             "config_problem": self._problem,
             "memory_problem": self._memory.problem,
             "snapshot_problem": self._writer.problem,
@@ -293,8 +293,7 @@ class Sidecar:
             "pending": pending.text if pending is not None else "",
         }
         always = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
-        told = {name: text for name, text in said.items() if text}
-        return self.health.ready(), {**always, **self._keeper.readiness_detail(), **told}
+        return self.health.ready(), always | {name: text for name, text in said.items() if text}
 
     def _news(self) -> list[str]:
         """What the verdicts on the newest snapshot say that a person should hear."""

@@ -57,9 +57,9 @@ from collector.runtime import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_USAGE,
+    Clock,
     StartError,
     Stop,
-    SystemClock,
     configure_logs,
     note,
     say,
@@ -122,7 +122,7 @@ def tracefit() -> None:
     """Learns latency coefficients of vLLM from its telemetry, online."""
     for variable, value in _ENVIRONMENT.items():
         os.environ.setdefault(variable, value)
-    configure_logs(SystemClock())
+    configure_logs(Clock())
 
 
 # --- the sidecar ------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def tracefit() -> None:
 @config_options
 def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **keys: str | None) -> int:
     """Receive telemetry, learn, publish."""
-    clock = SystemClock()
+    clock = Clock()
     from .app import Sidecar  # noqa: PLC0415
     from .app import run as serve  # noqa: PLC0415
 
@@ -323,7 +323,7 @@ def fleet_pull(
     if every is None:
         return _written(partial(pull_once, puller), out, in_json=in_json)
     set_log_level(config.log_level)
-    service = FleetService(puller, config, SystemClock(), interval_s=every)
+    service = FleetService(puller, config, Clock(), interval_s=every)
     return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
 
 
@@ -426,7 +426,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
     """Check it, and print it."""
     from collector.app import Sidecar  # noqa: PLC0415
 
-    Sidecar(config, SystemClock())  # to make one is to check it
+    Sidecar(config, Clock())  # to make one is to check it
     say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
     return EXIT_OK
 

@@ -30,7 +30,7 @@ from collector.config import Config
 from collector.decode import Export
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, SystemClock, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -239,7 +239,7 @@ def demo(
 
     ``gpu``: the tape is of the simulated server, and the directory names its engine.
     """
-    clock, question = SystemClock(), GPU_QUESTION if gpu else QUESTION
+    clock, question = Clock(), GPU_QUESTION if gpu else QUESTION
     directory = (directory or Path("snapshots", "demo")).absolute()
     engine = directory.name if gpu else ""
     forget_last_run(directory)

@@ -12,13 +12,12 @@ from .filesystem import (
     StartError,
     SystemFiles,
     cannot_listen,
-    cgroup_limit_bytes,
     limit_bytes,
     resident_bytes,
     sentence,
 )
 from .loop import Background, IoLoop, end_tasks, in_own_thread
-from .tasks import Clock, Health, Part, SteadyClock, Stop, SystemClock, Task, serve
+from .tasks import Clock, Health, Part, SteadyClock, Stop, Task, serve
 from .terminal import (
     REPORT_ONCE,
     PrintLine,
@@ -46,11 +45,9 @@ __all__ = [
     "StartError",
     "SteadyClock",
     "Stop",
-    "SystemClock",
     "SystemFiles",
     "Task",
     "cannot_listen",
-    "cgroup_limit_bytes",
     "configure_logs",
     "end_tasks",
     "in_own_thread",

@@ -112,20 +112,15 @@ def resident_bytes() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def cgroup_limit_bytes(files: tuple[Path, ...] = _CGROUP_LIMITS) -> int | None:
-    """What the container may use, None without a limit."""
-    for path in files:
+def limit_bytes(limit_mib: int, cgroup_files: tuple[Path, ...] = _CGROUP_LIMITS) -> int | None:
+    """The configured limit, else a share of what the container may use, else none."""
+    if limit_mib:
+        return limit_mib << 20
+    for path in cgroup_files:
         try:
             text = path.read_text(encoding="ascii").strip()
         except (OSError, UnicodeDecodeError):
             continue
         if text.isdigit() and int(text) < _UNLIMITED_BYTES:
-            return int(text)
+            return int(int(text) * CGROUP_SHARE)
     return None
-
-
-def limit_bytes(limit_mib: int, cgroup_bytes: int | None) -> int | None:
-    """The configured limit, else a share of the cgroup's, else none."""
-    if limit_mib:
-        return limit_mib << 20
-    return None if cgroup_bytes is None else int(cgroup_bytes * CGROUP_SHARE)

@@ -27,27 +27,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Clock(Protocol):
-    """What the process may know about time."""
+class Clock:
+    """What the process may know about time: the clocks of this machine, or those of a test."""
 
     def monotonic_ns(self) -> int:
         """Nanoseconds that never run backwards; for waiting and deadlines."""
-        ...
-
-    def unix_nano(self) -> int:
-        """Wall clock in nanoseconds since the epoch; for stamps that people read."""
-        ...
-
-
-class SystemClock:
-    """The clocks of this machine."""
-
-    def monotonic_ns(self) -> int:
-        """Nanoseconds of CLOCK_MONOTONIC."""
         return time.monotonic_ns()
 
     def unix_nano(self) -> int:
-        """Nanoseconds of CLOCK_REALTIME."""
+        """Wall clock in nanoseconds since the epoch; for stamps that people read."""
         return time.time_ns()
 
 
@@ -109,18 +97,14 @@ class Health:
         with self._lock:
             return tuple(name for name, (_, due_ns) in self._parts.items() if now_ns > due_ns)
 
-    def alive(self) -> bool:
-        """Whether every part has checked in in time."""
-        return not self.late()
-
     def probe_alive(self) -> tuple[bool, dict[str, object]]:
-        """The same for a page, which names those that are late."""
+        """Whether every part has checked in in time, and for a page those that have not."""
         late = self.late()
         return not late, {"late": list(late)}
 
     def ready(self) -> bool:
         """Alive, and the receivers are open."""
-        return self._serving and self.alive()
+        return self._serving and not self.late()
 
 
 STOP_TIMEOUT_S = 5.0

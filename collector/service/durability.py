@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 
 from collector.config import Config
 from collector.decode import Export
-from collector.runtime import Clock, Health, StartError, SystemFiles, Task
+from collector.runtime import Clock, Health, StartError, SystemFiles, Task, sentence
 from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
@@ -154,7 +154,7 @@ class Durability:
 
     def readiness_detail(self) -> dict[str, str]:
         """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
-        details = {
+        return {
             "state_at_start": str(self.checkpoint.restored),
             "state_problem": self.checkpoint.problem,
             "lost": self._lost,
@@ -162,7 +162,6 @@ class Durability:
             "refused": self._refusing,
             "unsaved": self._unsaved,
         }
-        return {name: text for name, text in details.items() if text}
 
     def record(self, export: Export) -> Export | Outcome:
         """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
@@ -205,7 +204,7 @@ class Durability:
                 self._pipeline.flush_for_log()  # nothing comes that could complete what waits
             tree, position = self._pipeline.to_checkpoint()
         except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
-            self._report_failure("state could not be taken", error)
+            self._report_failure(error)
             return
         self._dirty = False
         self._pending.append((tree, position))
@@ -225,13 +224,10 @@ class Durability:
 
     def _write_pending(self) -> float:
         if self._pending:
-            tree, position = self._pending[0]
             try:
-                self._write(tree, position)
-            except OSError as error:
-                self._report_failure(f"state not written: {error.strerror}")
-            except Exception as error:  # noqa: BLE001 -- a fault of ours must not end the receiving
-                self._report_failure("state could not be encoded", error)
+                self._write(*self._pending[0])
+            except Exception as error:  # noqa: BLE001 -- as in tick
+                self._report_failure(error)
             finally:
                 self._pending.popleft()
         return PAUSE_S
@@ -245,10 +241,11 @@ class Durability:
         waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
         self.log.free(min(position.read_from, self.log.passed_on + 1) if waits else position.read_from)
 
-    def _report_failure(self, problem: str, fault: Exception | None = None) -> None:
+    def _report_failure(self, error: Exception) -> None:
         """Say once why the last checkpoint is in no file, with the traceback of our own fault, and ask for another."""
         self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
+        problem = f"state not written: {sentence(error)}"
         if problem != self._unsaved:
-            _log.log(logging.WARNING if fault is None else logging.ERROR, "%s", problem, exc_info=fault)
+            _log.error("%s", problem, exc_info=None if isinstance(error, OSError) else error)
         self._unsaved = problem
         self._dirty = True  # a race with the worker asks for one more checkpoint at worst

@@ -26,7 +26,7 @@ from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.ingest.status import Answer
 from collector.runtime.filesystem import SystemFiles, Volume
-from collector.runtime.tasks import SystemClock
+from collector.runtime.tasks import Clock
 from collector.service import checkpoint, worker
 from collector.telemetry import Counts, Signal, Transport
 from exporters.snapshot_file import write_atomically
@@ -127,7 +127,7 @@ class SmallVolume(SystemFiles):
 @contextlib.contextmanager
 def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrides: str) -> Iterator[Sidecar]:
     """Between the times that are configured it looks at its work again and again: a test does not wait for that."""
-    sidecar = Sidecar(make_config(directory, **overrides), SystemClock(), files=files)
+    sidecar = Sidecar(make_config(directory, **overrides), Clock(), files=files)
     write = getattr(files, "write_atomically", write_atomically)
     with mock.patch.object(worker, "IDLE_WAIT_S", 0.05), mock.patch.object(checkpoint, "write_atomically", write):
         sidecar.start()

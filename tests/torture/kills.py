@@ -33,7 +33,7 @@ from collector.app import Sidecar
 from collector.config.load import load
 from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.tasks import Stop, SystemClock, serve
+from collector.runtime.tasks import Clock, Stop, serve
 from collector.service import checkpoint
 from collector.service.checkpoint import CheckpointFile, Directory
 from collector.service.durability import Durability
@@ -88,7 +88,7 @@ class BadDisk(SystemFiles):
         return call(*args)
 
 
-class JumpingClock(SystemClock):
+class JumpingClock(Clock):
     """A wall clock that jumps by hours, both ways."""
 
     def __init__(self, rng):
@@ -113,7 +113,7 @@ def be_a_victim(trouble, seed, stage):
             return result
 
         setattr(STAGES[stage], stage, deadly)
-    stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else SystemClock()
+    stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else Clock()
     disk = BadDisk(TROUBLES[trouble], rng)
     checkpoint.write_atomically = disk.write_atomically
     sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=disk)

@@ -48,7 +48,7 @@ def assert_well(sidecar):
     eventually(lambda: code_of(sidecar.grpc_port, new) is CODE.OK)  # a bomb may fill the queue while it is looked at
     assert post(sidecar.otlp_http_port, ONE)[0] == 200
     eventually(lambda: sidecar.queue.in_flight_bytes == 0)
-    assert sidecar.health.alive()
+    assert not sidecar.health.late()
     value = partial(value_of, sidecar.metrics)
     assert value(WORKER_FAILED_SPANS) == 0
     assert value(SPANS, "grpc", "failed") == value(SPANS, "http", "failed") == 0

@@ -10,7 +10,7 @@ from collector.decode.pages import facts_in
 from collector.identity.resolver import ConfigResolver, EngineFacts
 from collector.ingest.discovery import BODY_BYTES_MAX, QUESTIONS, ask_who, read_models, read_version
 from collector.ingest.scrape import Scraper
-from collector.runtime import IoLoop, SystemClock
+from collector.runtime import Clock, IoLoop
 from collector.runtime.http import HttpClient
 from collector.telemetry.reasons import PullOutcome
 from tests.support.clocks import eventually
@@ -104,7 +104,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
             scrape_token_file=str(tmp_path / "token"),
             discover=(f"pod-*=http://127.0.0.1:{other.port}/",),
         )
-        scraper = Scraper(config, SystemClock(), io, tell=resolver.discovered)
+        scraper = Scraper(config, Clock(), io, tell=resolver.discovered)
         scraper.start()
         eventually(lambda: fact_of(resolver, scraped, "vllm_version") and fact_of(resolver, "pod-1", "block_size"))
         eventually(lambda: len(page.asked) == 3)
@@ -120,9 +120,7 @@ def test_a_server_that_has_not_answered_is_asked_who_it_is_again(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.RETRY_S", 0.05)
     answers, told, io = iter([503] * 3), {}, IoLoop()
     with PageServer(lambda path, _: (next(answers, 200), {}, GOOD[path])) as server:
-        scraper = Scraper(
-            Config(discover=(server.url.removesuffix("/metrics"),)), SystemClock(), io, tell=told.__setitem__
-        )
+        scraper = Scraper(Config(discover=(server.url.removesuffix("/metrics"),)), Clock(), io, tell=told.__setitem__)
         scraper.start()
         eventually(lambda: told)
         scraper.stop()

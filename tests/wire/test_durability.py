@@ -264,7 +264,7 @@ def test_a_writer_that_hangs_makes_the_process_not_alive_and_nothing_is_piled_up
         time.sleep(0.5)
         waiting = len(sidecar._keeper._pending)
         files.is_well.set()
-        eventually(sidecar.health.alive)
+        eventually(lambda: not sidecar.health.late())
     assert waiting == 1
 
 
@@ -281,7 +281,7 @@ def test_a_state_that_cannot_be_encoded_is_said_and_tried_again_and_ends_no_rece
     monkeypatch.setattr("collector.service.durability.encode", lambda _: 1 / 0)
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="0.1") as sidecar:
         send(sidecar, 1)
-        eventually(lambda: ready(sidecar).get("unsaved") == "state could not be encoded")
+        eventually(lambda: ready(sidecar).get("unsaved") == "state not written: division by zero")
         monkeypatch.undo()
         eventually(lambda: "unsaved" not in ready(sidecar))
         send(sidecar, 101)

@@ -17,7 +17,7 @@ from collector.app import Sidecar
 from collector.config import ConfigError, load
 from collector.ingest import forward
 from collector.ingest.forward import METHODS, without_scopes
-from collector.runtime import SystemClock
+from collector.runtime import Clock
 from collector.telemetry import ForwardOutcome, Signal, table
 from tests.conftest import find_tool
 from tests.support.clocks import eventually
@@ -330,4 +330,4 @@ def test_a_target_that_cannot_be_used_or_is_the_sidecar_itself_ends_the_start_wi
 
 def test_another_address_of_this_machine_is_somebody_else_and_so_is_a_name_that_nobody_knows():
     for target in ("127.0.0.2", "tempo.invalid"):
-        Sidecar(load(None, {"TRACEFIT_FORWARD": f"grpc://{target}:4317"}), SystemClock())
+        Sidecar(load(None, {"TRACEFIT_FORWARD": f"grpc://{target}:4317"}), Clock())

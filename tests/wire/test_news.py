@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from collector.cli import main
-from collector.runtime import SystemClock
+from collector.runtime import Clock
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
 from tests.support.sidecars import call_export, get, running_sidecar
@@ -88,7 +88,7 @@ def test_a_change_of_prefill_alone_is_told_as_one_in_every_place_for_a_day(tmp_p
         send(sidecar, [*engine.exports(1280, prefill_us=50.0), *engine.exports(1280, prefill_us=150.0)])
         eventually(told)
         doctor, page, now = diagnosis(sidecar, capsys)
-        monkeypatch.setattr(SystemClock, "unix_nano", lambda _: time.time_ns() + 2 * 86_400 * 10**9)
+        monkeypatch.setattr(Clock, "unix_nano", lambda _: time.time_ns() + 2 * 86_400 * 10**9)
         assert "news" in now
         assert "news" not in ready(sidecar)
     [(level, line)] = told()

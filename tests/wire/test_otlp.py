@@ -26,7 +26,7 @@ from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
 from collector.runtime import IoLoop
-from collector.runtime.tasks import SystemClock
+from collector.runtime.tasks import Clock
 from collector.telemetry import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support import otlp_bytes as otlp
@@ -59,7 +59,7 @@ class Receivers:
 
     def __init__(self, wait_s, message_max_mib):
         self.metrics = Metrics(CollectorRegistry())
-        self.queue = Queue(SystemClock(), capacity_bytes=MIB, wait_s=wait_s)
+        self.queue = Queue(Clock(), capacity_bytes=MIB, wait_s=wait_s)
         self.consumer = ExportConsumer(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
         self.io = IoLoop()
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)

@@ -20,7 +20,7 @@ from collector.app import Sidecar
 from collector.cli import main
 from collector.config import Config, ConfigError
 from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber
-from collector.runtime import IoLoop, SystemClock
+from collector.runtime import Clock, IoLoop
 from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
 from tests.support.gpu_server import serve
@@ -118,7 +118,7 @@ class Listening(Subscriber):
 
     def __init__(self, feed, config, io):
         metrics, self.memory_is_short = Metrics(CollectorRegistry()), False
-        super().__init__(feed, config, metrics, SystemClock(), io, is_short=lambda: self.memory_is_short)
+        super().__init__(feed, config, metrics, Clock(), io, is_short=lambda: self.memory_is_short)
         self.count, self.taken = partial(value_of, metrics), []
 
     def seqs(self):
@@ -207,9 +207,9 @@ def test_a_connecting_publisher_is_heard_by_binding():
 
 def test_without_pyzmq_config_check_says_what_to_install_where_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
-    Sidecar(Config(), SystemClock())
+    Sidecar(Config(), Clock())
     with pytest.raises(ConfigError, match=r"kv: .*tracefit's extra kv"):
-        Sidecar(Config(kv=(NOBODY,)), SystemClock())
+        Sidecar(Config(kv=(NOBODY,)), Clock())
 
 
 def test_an_address_nobody_can_use_ends_the_start_with_the_key_named(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config import Config, ConfigError, load, load_or_degrade
-from collector.runtime.tasks import SystemClock
+from collector.runtime.tasks import Clock
 from tests.support.sidecars import ask, get, metric
 
 DEGRADE = {"TRACEFIT_ON_ERROR": "degrade"}
@@ -58,7 +58,7 @@ def test_a_wrong_variable_is_named_and_what_it_tells_is_the_default(environ):
 
 
 def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):
-    sidecar = Sidecar(load(None, environ | PORTS), SystemClock(), problem="no token")
+    sidecar = Sidecar(load(None, environ | PORTS), Clock(), problem="no token")
     sidecar.start()
     try:
         told = json.loads(get(sidecar.http_port, "/readyz"))

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
-from collector.runtime.filesystem import MemoryGuard, cgroup_limit_bytes, limit_bytes
+from collector.runtime.filesystem import MemoryGuard, limit_bytes
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.reasons import Outcome
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
@@ -31,21 +31,20 @@ def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
 
 
 @pytest.mark.parametrize(
-    ("configured_mib", "cgroup_bytes", "expected"),
-    [(0, None, None), (256, 100 * MIB, 256 * MIB), (0, 100 * MIB, 80 * MIB)],
+    ("configured_mib", "text", "expected"),
+    [
+        (0, "104857600\n", 80 * MIB),
+        (256, "104857600\n", 256 * MIB),
+        (0, "max\n", None),
+        (0, "9223372036854771712", None),
+        (0, "", None),
+    ],
 )
-def test_the_configured_limit_goes_before_a_share_of_the_cgroups_and_without_one_memory_is_never_short(
-    configured_mib, cgroup_bytes, expected
+def test_the_configured_limit_goes_before_a_share_of_the_cgroups_of_both_versions_and_without_one_there_is_none(
+    tmp_path, configured_mib, text, expected
 ):
-    limit = limit_bytes(configured_mib, cgroup_bytes)
-    assert limit == expected
-    assert MemoryGuard(limit, lambda: 1000 * MIB).is_short() is (expected is not None)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("402653184\n", 402653184), ("max\n", None), ("9223372036854771712", None), ("", None)]
-)
-def test_the_cgroups_limit_is_read_in_both_versions(tmp_path, text, expected):
     file = tmp_path / "memory.max"
     file.write_text(text)
-    assert cgroup_limit_bytes((tmp_path / "absent", file)) == expected
+    limit = limit_bytes(configured_mib, (tmp_path / "absent", file))
+    assert limit == expected
+    assert MemoryGuard(limit, lambda: 1000 * MIB).is_short() is (expected is not None)

@@ -29,7 +29,7 @@ def test_a_turn_that_hangs_makes_it_late_by_its_name_and_the_next_one_mends_that
     assert not task.stop(0), "the turn under way goes on"
     gate.set()
     assert task.join(60)
-    assert health.alive(), "who ended as it should is not late"
+    assert not health.late(), "who ended as it should is not late"
 
 
 def test_a_turn_that_raises_ends_the_task_tells_and_leaves_it_late(health, clock, caplog):
@@ -46,7 +46,7 @@ def test_a_turn_that_raises_ends_the_task_tells_and_leaves_it_late(health, clock
 def test_who_misses_its_deadline_is_late_until_it_checks_in_or_ends_as_it_should(health, clock):
     health.register("worker", 5)
     clock.advance(5)
-    assert health.alive()
+    assert not health.late()
     assert not health.ready()
     health.set_serving(True)
     assert health.ready()
@@ -54,10 +54,10 @@ def test_who_misses_its_deadline_is_late_until_it_checks_in_or_ends_as_it_should
     assert health.late() == ("worker",)
     assert not health.ready()
     health.check_in("worker")
-    assert health.alive()
+    assert not health.late()
     clock.advance(60)
     health.unregister("worker")
-    assert health.alive()
+    assert not health.late()
 
 
 def test_a_clock_that_is_set_back_goes_on_from_where_it_was_and_one_set_forward_is_followed(clock):

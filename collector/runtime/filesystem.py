@@ -18,6 +18,7 @@ unsaved state. Collecting garbage rarely gives memory back in CPython, refusing 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -47,15 +48,6 @@ def sentence(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
 
 
-class Volume(NamedTuple):
-    """The volume that a directory lies on."""
-
-    free_bytes: int
-    """For this user."""
-    size_bytes: int
-    """0 where it has none to tell."""
-
-
 class SystemFiles:
     """The calls of the operating system that may fail or be slow; tests put theirs in."""
 
@@ -80,14 +72,7 @@ class SystemFiles:
         """Like ftruncate(2)."""
         os.ftruncate(descriptor, size_bytes)
 
-    def unlink(self, path: Path) -> None:
-        """Remove one file from its directory."""
-        path.unlink()
-
-    def volume(self, directory: Path) -> Volume:
-        """Like statvfs(3)."""
-        told = os.statvfs(directory)
-        return Volume(told.f_bavail * told.f_frsize, told.f_blocks * told.f_frsize)
+    volume = staticmethod(shutil.disk_usage)
 
 
 CGROUP_SHARE = 0.8

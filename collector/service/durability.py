@@ -53,10 +53,10 @@ def fitted_capacity(config: Config, files: SystemFiles) -> tuple[int, str]:
     try:
         volume = files.volume(directory)
         own = [path for path in directory.iterdir() if path.name == NAME or is_segment(path)]
-        room_bytes = volume.free_bytes + sum(path.stat().st_size for path in own)
+        room_bytes = volume.free + sum(path.stat().st_size for path in own)
     except OSError:
         return wanted_bytes, ""
-    if not volume.size_bytes or room_bytes // 3 >= wanted_bytes:
+    if not volume.total or room_bytes // 3 >= wanted_bytes:
         return wanted_bytes, ""
     return room_bytes // 3, (
         f"the log has {room_bytes / 3 / _MIB:.3g} MiB instead of {config.log_capacity_mib} (log_capacity_mib), "

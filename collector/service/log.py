@@ -220,7 +220,7 @@ class Log:
                 if len(self._segments) == 1:
                     self._end_segment()
                 try:
-                    self._files.unlink(self._segments[0].path)
+                    self._segments[0].path.unlink()
                 except FileNotFoundError:
                     pass
                 except OSError:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from email.message import Message
 from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from unittest import mock
 
 import grpc
@@ -25,7 +25,7 @@ from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.ingest.status import Answer
-from collector.runtime.filesystem import SystemFiles, Volume
+from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Clock
 from collector.service import checkpoint, worker
 from collector.telemetry import Counts, Signal, Transport
@@ -120,8 +120,8 @@ class SmallVolume(SystemFiles):
             raise OSError(errno.ENOSPC, "No space left on device")
         write_atomically(path, data, mode)
 
-    def volume(self, directory: Path) -> Volume:  # noqa: ARG002 -- there is one
-        return Volume(max(self._free_bytes(), 0), self._size_bytes)
+    def volume(self, _: Path) -> SimpleNamespace:
+        return SimpleNamespace(free=max(self._free_bytes(), 0), total=self._size_bytes)
 
 
 @contextlib.contextmanager

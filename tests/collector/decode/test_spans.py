@@ -126,7 +126,12 @@ def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_i
     exports = [Export(payload, f"peer-{number}", "grpc", 3) for number, payload in enumerate(payloads)]
     counts = Counts()
     told = decode_exports(exports, SpanWindow(64).admit, counts)
-    assert [(one.peer, len(one.steps)) for one in told] == [("peer-0", 70), ("peer-5", 70), ("peer-6", 0), ("peer-7", 140)]
+    assert [(one.peer, len(one.steps)) for one in told] == [
+        ("peer-0", 70),
+        ("peer-5", 70),
+        ("peer-6", 0),
+        ("peer-7", 140),
+    ]
     assert by_label(counts, table.DECODED_SPANS) == {Skip.UNDECODABLE: 9, Skip.DUPLICATE: 1, table.ACCEPTED: 4}
     assert by_label(counts, table.DECODED_EVENTS) == {Skip.DUPLICATE: 70, table.ACCEPTED: 280}
 

@@ -140,6 +140,8 @@ def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
         (VLLM.replace(b"} 100.0", b"} 1e17"), PullOutcome.UNEXPECTED),
         (VLLM + b"".join(b'vllm:request_success_total{r="%d"} 1\n' % n for n in range(17_000)), PullOutcome.TOO_LARGE),
         (VLLM + b'vllm:cache_config_info{block_size="16"} 1\n' * 17_000, PullOutcome.TOO_LARGE),
+        (VLLM.replace(b'"m"', b'"%s"' % (b"x" * 2**20)), PullOutcome.TOO_LARGE),
+        (VLLM.replace(b'"m"', b"m"), PullOutcome.UNEXPECTED),
         (SGLANG.replace(b"num_used_tokens", b"tokens_in_use"), PullOutcome.MISSING_FAMILIES),
         (b"".join(PAGES[5].replace(b'"0"', b'"%d"' % n) for n in range(70)), PullOutcome.TOO_LARGE),
     ],

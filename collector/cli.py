@@ -25,6 +25,7 @@ from collector.commands.arguments import (
     FILE,
     NEW_FILE,
     SOURCE,
+    Number,
     asks,
     asks_snapshot,
     config_options,
@@ -102,8 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence, code = f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
     except ConfigError as error:
         sentence, code = str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
-    except (StartError, UnicodeEncodeError) as error:  # the latter on a terminal whose encoding lacks a sign
+    except StartError as error:
         sentence, code = f"error: {error}", EXIT_FAILED
+    except UnicodeEncodeError as error:
+        lacks = error.object[error.start : error.end]
+        sentence, code = f"error: {error.encoding} has no {lacks!a}; set PYTHONIOENCODING=utf-8", EXIT_FAILED
     except OSError as error:
         sentence, code = f"error: {error.filename or 'cannot write'}: {error.strerror}", EXIT_FAILED
         if error.filename is None:  # standard output, on a full disk: nor is what is left written at exit
@@ -147,7 +151,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 
 
 @tracefit.command()
-@click.option("--speed", type=click.FloatRange(0.01), default=20.0, metavar="N", help="Times as recorded (20).")
+@click.option("--speed", type=Number(0.01), default=20.0, metavar="N", help="Times as recorded (20).")
 @click.option("--gpu", is_flag=True, help="What vLLM on an H100 would send, from measured kernel times.")
 @click.option(
     "--dir",
@@ -158,7 +162,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 )
 @click.option(
     "--throttle",
-    type=click.FloatRange(0.01, 100.0),
+    type=Number(0.01, 100.0),
     default=1.0,
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
@@ -255,7 +259,7 @@ def export(
     from collector.commands.export import export_snapshot, export_traffic  # noqa: PLC0415
 
     if file_format == "blis-trace":
-        if out is None:
+        if out is None or out.is_file():
             raise ConfigError("--out", "a trace is two files; say in which directory")
         return export_traffic([Path(snapshot)], out)
     from collector.commands.ask import load_whole  # noqa: PLC0415
@@ -350,7 +354,7 @@ def lab() -> None:
 @out_option("Every number as JSON", required=False)
 @click.option(
     "--learn-until",
-    type=click.FloatRange(0.0, 1.0, min_open=True, max_open=True),
+    type=Number(0.0, 1.0, min_open=True, max_open=True),
     default=0.6,
     metavar="SHARE",
     help="Part of each to learn from (0.6).",
@@ -436,7 +440,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
 def config_explain(key: str) -> int:
     """What a key means and takes; without KEY, every key."""
     try:
-        say(explain_key(key) if key else explain_keys())
+        say(explain_key(key.removeprefix(ENV_PREFIX).lower()) if key else explain_keys())
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK

@@ -7,6 +7,7 @@ every ``tracefit --help`` reads this.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 from collections.abc import Callable, Iterable
@@ -74,7 +75,8 @@ def say_usage(error: click.UsageError) -> str:
 def _meant_command(error: click.NoSuchCommand) -> str:
     """What to type in place of a command that the group does not have."""
     name, has = error.command_name, list(getattr(error.ctx and error.ctx.command, "commands", ()))
-    near = f"; did you mean {MEANT[name]!r}?" if name in MEANT else suggestion(name, [*has, *MEANT.values()])
+    others = [each for each in MEANT.values() if each != name]  # `lab run` is no command, `run` is
+    near = f"; did you mean {MEANT[name]!r}?" if name in MEANT else suggestion(name, [*has, *others])
     return near or f"; there are {', '.join(has)}"
 
 
@@ -121,6 +123,17 @@ def state_source(text: str) -> str:
             f"{text!r} is no file or directory, and no address like http://HOST:9464 or dns+http://NAME:9464"
         )
     return text
+
+
+class Number(click.FloatRange):
+    """A number within bounds, which no NaN is."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Read it."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
 
 
 FILE = click.Path(path_type=Path)

@@ -1,12 +1,13 @@
-"""Room for messages that are on their way in, in bytes, over all transports, with a share for each connection."""
+"""Room for messages that are on their way in, in bytes, over all transports; connections take turns."""
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Final, TypeVar
+from weakref import WeakValueDictionary
 
 T = TypeVar("T")
 
@@ -15,8 +16,6 @@ RECEIVED_AT_ONCE: Final = 4
 RECEIVED_BYTES: Final = 32 << 20
 """The same in bytes, where exports may be larger than usual. What has come of a message lies in pieces and is put
 together at its end, so that it takes twice as much for a moment."""
-RECEIVE_SHARE: Final = 0.25
-"""Of them, what one connection may receive."""
 RECEIVE_WAIT_S: Final = 2.0
 """How long a call waits for its turn to be received."""
 RECEIVE_TIMEOUT_S: Final = 10.0
@@ -33,131 +32,104 @@ class BudgetFull(Exception):
     """Too much is being received already."""
 
 
+class Receiving:
+    """One message of at most ``size_bytes``, which waits or was let in at ``since_s``; ``time`` is what it has left."""
+
+    def __init__(self, connection: str, size_bytes: int) -> None:
+        self.connection = connection
+        self.size_bytes = size_bytes
+        self.since_s = asyncio.get_running_loop().time()
+        self.time = asyncio.timeout(RECEIVE_WAIT_S)
+        self.admitted = asyncio.Event()
+        self.has_come = False
+
+    async def read(self, coming: Awaitable[T]) -> T:
+        """Wait for the bytes; BudgetFull or TimeoutError, out of the whole block, if they take too long."""
+        message = await coming
+        self.time.reschedule(None)
+        return message
+
+
 class ReceiveBudget:
     """Bytes of messages that are on their way in, over all transports; used in the loop.
 
     ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. It raises BudgetFull
     when there is no room in time, or when others need the room before the bytes are here, and TimeoutError when they
-    take too long. Of those who wait, the connection goes first that has reserved least for messages that did not come,
-    and of these the one that has waited longest: connections that are made anew and bring nothing overtake nobody.
+    take too long. Each connection has one message in here, and its next one waits for the end of that. Of those who
+    wait, the connection goes first that has reserved least for messages that did not come, and of these the one that
+    has waited longest: connections that are made anew and bring nothing overtake nobody.
     """
 
     def __init__(self, message_bytes_max: int) -> None:
         self._left = max(min(RECEIVED_AT_ONCE * message_bytes_max, RECEIVED_BYTES), message_bytes_max)
-        self._share = int(RECEIVE_SHARE * self._left)
-        self._held: Counter[str] = Counter()
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By connection, as long as somebody holds one or waits for it."""
+        self._waiting: list[Receiving] = []
+        self._receiving: set[Receiving] = set()
         self._wasted: Counter[str] = Counter()
         self._halved_s = 0.0
-        self._waiting: dict[str, deque[Receiving]] = {}  # in the order of each connection
-        self._receiving: set[Receiving] = set()
 
     @asynccontextmanager
     async def receiving(self, connection: str, size_bytes: int) -> AsyncIterator[Receiving]:
         """Room for a message of at most so many bytes, reserved for a connection."""
-        one = Receiving(self, connection, size_bytes)
-        self._waiting.setdefault(connection, deque()).append(one)
+        one, turn = Receiving(connection, size_bytes), self._turns.setdefault(connection, asyncio.Lock())
         try:
-            self._admit()
-            if not one.admitted.done():
-                upload_limit_s = self.upload_limit_s
-                for each in self._receiving:
-                    each.end_by(each.since_s + upload_limit_s)
-            try:
-                async with asyncio.timeout(RECEIVE_WAIT_S):
-                    await one.admitted
-            except TimeoutError:
+            async with one.time, turn:
+                try:
+                    await self._wait_for_room(one)
+                    yield one
+                finally:
+                    self._leave(one)
+        except TimeoutError:
+            if asyncio.get_running_loop().time() < one.since_s + RECEIVE_TIMEOUT_S:
                 raise BudgetFull from None
-            yield one
-        finally:
-            if one in self._receiving:
-                self._receiving.remove(one)
-                if not one.has_come:
-                    self._wasted[one.connection] += one.size_bytes
-                self._release(one, one.size_bytes)
-            else:
-                self._forget(one)
-                self._admit()  # those behind it may fit
+            raise
+
+    def shrink(self, one: Receiving, size_bytes: int) -> None:
+        """It has come, and needs no more than that."""
+        self._left += one.size_bytes - size_bytes
+        one.size_bytes, one.has_come = size_bytes, True
+        self._admit()
+
+    async def _wait_for_room(self, one: Receiving) -> None:
+        self._waiting.append(one)
+        self._admit()
+        if not one.admitted.is_set():
+            for each in self._receiving:
+                when_s, end_s = each.time.when(), each.since_s + self._upload_limit_s
+                if when_s is not None and end_s < when_s and not each.time.expired():
+                    each.time.reschedule(end_s)
+        await one.admitted.wait()
 
     @property
-    def upload_limit_s(self) -> float:
+    def _upload_limit_s(self) -> float:
         """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
         return max(STALLED_S * RECEIVED_AT_ONCE / max(len(self._waiting), RECEIVED_AT_ONCE), STALLED_MIN_S)
 
-    def shrink(self, one: Receiving, size_bytes: int) -> None:
-        """It has come, and needs no more than that."""
-        spared_bytes, one.size_bytes, one.has_come = one.size_bytes - size_bytes, size_bytes, True
-        self._release(one, spared_bytes)
-
-    def _fits(self, one: Receiving) -> bool:
-        if one.size_bytes > self._left or one.admitted.done():  # then its time was up, and it has not left yet
-            return False
-        held_bytes = self._held[one.connection]
-        return not held_bytes or held_bytes + one.size_bytes <= self._share
-
     def _admit(self) -> None:
-        """Let in those who wait as far as there is room, in the order of the class.
-
-        Of each connection the first is looked at: hundreds of calls may wait.
-        """
+        """Let in those who wait as far as there is room, in the order of the class."""
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._halved_s + WASTED_HALF_LIFE_S:
             self._halved_s = now_s
             self._wasted = Counter({name: wasted // 2 for name, wasted in self._wasted.items() if wasted})
-        while fitting := [line[0] for line in self._waiting.values() if self._fits(line[0])]:
+        # one whose time is up has not left yet
+        while fitting := [each for each in self._waiting if each.size_bytes <= self._left and not each.time.expired()]:
             one = min(fitting, key=lambda each: self._wasted[each.connection])
-            self._forget(one)
+            self._waiting.remove(one)
             self._receiving.add(one)
             self._left -= one.size_bytes
-            self._held[one.connection] += one.size_bytes
             one.since_s = now_s
-            one.admitted.set_result(None)
+            one.time.reschedule(now_s + self._upload_limit_s)
+            one.admitted.set()
 
-    def _forget(self, one: Receiving) -> None:
-        line = self._waiting.pop(one.connection)
-        line.remove(one)
-        if line:  # behind those of other connections
-            self._waiting[one.connection] = line
-
-    def _release(self, one: Receiving, size_bytes: int) -> None:
-        self._left += size_bytes
-        self._held[one.connection] -= size_bytes
-        if not self._held[one.connection]:
-            del self._held[one.connection]
+    def _leave(self, one: Receiving) -> None:
+        if one not in self._receiving:
+            self._waiting.remove(one)
+            return
+        self._receiving.remove(one)
+        self._left += one.size_bytes
+        if not one.has_come:
+            self._wasted[one.connection] += one.size_bytes
         self._admit()
-
-
-class Receiving:
-    """One message; ``since_s`` is when it was let in, ``has_come`` whether it is here."""
-
-    def __init__(self, budget: ReceiveBudget, connection: str, size_bytes: int) -> None:
-        self.connection = connection
-        self.size_bytes = size_bytes
-        self.since_s = 0.0
-        self.has_come = False
-        self.admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._budget = budget
-        self._timeout: asyncio.Timeout | None = None
-
-    async def read(self, coming: Awaitable[T]) -> T:
-        """Wait for the bytes; BudgetFull or TimeoutError if they take too long."""
-        try:
-            async with asyncio.timeout_at(self.since_s + self._budget.upload_limit_s) as self._timeout:
-                return await coming
-        except TimeoutError:
-            if asyncio.get_running_loop().time() < self.since_s + RECEIVE_TIMEOUT_S:
-                raise BudgetFull from None
-            raise
-        finally:
-            self._timeout = None
-
-    def end_by(self, when_s: float) -> None:
-        """Others wait: its bytes have no more time than that."""
-        timeout = self._timeout
-        if timeout is not None and not timeout.expired() and when_s < (timeout.when() or when_s):
-            timeout.reschedule(when_s)
-
-    def shrink(self, size_bytes: int) -> None:
-        """Give back what the message does not need, now that its size is known."""
-        self._budget.shrink(self, size_bytes)

@@ -16,7 +16,7 @@ from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
 from .budget import BudgetFull, ReceiveBudget, Receiving
 from .forward import Forwarder
-from .queue import BATCH_BYTES, AdmissionQueue
+from .queue import AdmissionQueue
 from .status import Answer, answer
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class ExportConsumer:
                     if isinstance(message, Answer):
                         refused = message
                     else:
-                        receiving.shrink(len(message))
+                        self.budget.shrink(receiving, len(message))
                         refused = await self._take(signal, message, connection, transport)
         except BudgetFull:
             refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
@@ -124,7 +124,7 @@ class ExportConsumer:
         if spans:
             export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
             try:
-                refused = await self._admit(export)
+                refused = self._refuses() or await self._queue.put(export)
                 outcome = Outcome.ACCEPTED if refused is None else refused.outcome
             except asyncio.CancelledError:  # its sender has left while it waited for room
                 outcome = Outcome.QUEUE_FULL
@@ -151,13 +151,3 @@ class ExportConsumer:
                 return await asyncio.to_thread(read_span_ends, payload)
         finally:
             self._looked_at_bytes -= len(payload)
-
-    async def _admit(self, export: Export) -> Answer | None:
-        refused = self._refuses()
-        if refused is not None:
-            return refused
-        address = export.peer.rpartition(":")[0]  # without the port, which every connection has of its own
-        size_bytes = len(export.payload)
-        if size_bytes > BATCH_BYTES:
-            return self._queue.put_nowait(export, size_bytes, address)
-        return await self._queue.put(export, size_bytes, address)

@@ -3,7 +3,8 @@
 It is bounded in bytes, from admission until the worker is done with them. One address may hold a share of them, and
 large exports leave room for small ones. An exporter has one call in flight, so a call that waits for room is flow
 control without loss; a refusal costs the sender more than 2 s of patience. An export that is larger than the capacity
-enters an empty queue, or it never would. The worker takes what is there every ``batch_s`` or at ``BATCH_BYTES``.
+enters an empty queue, or it never would. A large one, which holds memory, does not wait. The worker takes what is
+there every ``batch_s`` or at ``BATCH_BYTES``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from collector.decode import Export
@@ -37,15 +40,7 @@ class QueueBatch(NamedTuple):
 
     items: list[Export]
     waited_ns: int
-    peer_bytes: Counter[str]
-    """By address."""
-
-
-class _Queued(NamedTuple):
-    item: Export
-    size_bytes: int
-    since_ns: int
-    peer: str
+    address_bytes: Counter[str]
 
 
 class AdmissionQueue:
@@ -76,52 +71,49 @@ class AdmissionQueue:
         self._batch_bytes = min(BATCH_BYTES, capacity_bytes // 4)
         self._work = threading.Condition()
         """Its lock guards everything below."""
-        self._items: deque[_Queued] = deque()
+        self._items: deque[tuple[Export, int]] = deque()
+        """With the time when each came."""
         self._queued_bytes = 0
-        self._in_flight_bytes = 0
-        self._peer_bytes: Counter[str] = Counter()
-        self._waiting: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._address_bytes: Counter[str] = Counter()
+        """Queued, or in the worker's hands."""
+        self._room: Future[None] = Future()
+        """Done when there may be more room than before."""
         self._closed = False
 
     @property
     def in_flight_bytes(self) -> int:
         """Bytes admitted and not yet learned from: queued plus in the worker's hands."""
-        return self._in_flight_bytes
+        with self._work:
+            return self._address_bytes.total()
 
     # --- the receivers' side ----------------------------------------------------------------------------------------
 
-    async def put(self, item: Export, size_bytes: int, peer: str = "") -> Answer | None:
-        """Admit an export (None), waiting for room for a while, or say why not."""
+    async def put(self, item: Export) -> Answer | None:
+        """Admit an export (None), waiting for room for a while if it is no large one, or say why not."""
         refused: Answer | None = None
-        place = (asyncio.get_running_loop(), asyncio.Event())  # before it looks: room may come while it does
-        with self._work:
-            self._waiting.add(place)
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(self._wait_s):
-                while (refused := self.put_nowait(item, size_bytes, peer)) and refused.outcome is Outcome.QUEUE_FULL:
-                    await place[1].wait()
-                    place[1].clear()
-        except TimeoutError:
-            pass
-        finally:
-            with self._work:
-                self._waiting.discard(place)
+                while True:
+                    room = self._room  # before it looks: room may come while it does
+                    refused = self.put_nowait(item)
+                    if refused is None or refused.outcome is not Outcome.QUEUE_FULL or self._is_large(item):
+                        break
+                    await asyncio.shield(asyncio.wrap_future(room))  # others wait for it, too
         return refused
 
-    def put_nowait(self, item: Export, size_bytes: int, peer: str = "") -> Answer | None:
+    def put_nowait(self, item: Export) -> Answer | None:
         """Admit an export (None) if there is room at this moment, or say why not."""
         with self._work:
             if self._closed:
                 return answer(Outcome.SHUTTING_DOWN)
-            if not self._fits(size_bytes, peer):
+            if not self._fits(item):
                 return answer(Outcome.QUEUE_FULL)
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
                 return answer(recorded)
-            self._items.append(_Queued(recorded, size_bytes, self._clock.monotonic_ns(), peer))
-            self._queued_bytes += size_bytes
-            self._in_flight_bytes += size_bytes
-            self._peer_bytes[peer] += size_bytes
+            self._items.append((recorded, self._clock.monotonic_ns()))
+            self._queued_bytes += len(item.payload)
+            self._address_bytes[_address(item)] += len(item.payload)
             if len(self._items) == 1 or self._queued_bytes >= self._batch_bytes:
                 self._work.notify()
         return None
@@ -130,7 +122,7 @@ class AdmissionQueue:
         """Nobody enters any more, and those who wait are told; what is inside can still be taken."""
         with self._work:
             self._closed = True
-            self._wake_waiting()
+            self._tell_waiting()
             self._work.notify_all()
 
     def notify(self) -> None:
@@ -149,27 +141,25 @@ class AdmissionQueue:
                 self._work.wait(min(timeout_s, ripe_in_s))
             if not self._items or self._ripe_in_s() > 0.0:
                 return None
-            taken = QueueBatch([], self._clock.monotonic_ns() - self._items[0].since_ns, Counter())
-            size_bytes = 0
-            while self._items and (not size_bytes or size_bytes + self._items[0].size_bytes <= bytes_max):
-                queued = self._items.popleft()
-                size_bytes += queued.size_bytes
-                taken.items.append(queued.item)
-                taken.peer_bytes[queued.peer] += queued.size_bytes
-            self._queued_bytes -= size_bytes
+            taken, left_bytes = QueueBatch([], self.queue_age_ns(), Counter()), bytes_max
+            while self._items and (not taken.items or len(self._items[0][0].payload) <= left_bytes):
+                item, _ = self._items.popleft()
+                taken.items.append(item)
+                taken.address_bytes[_address(item)] += len(item.payload)
+                left_bytes -= len(item.payload)
+            self._queued_bytes -= bytes_max - left_bytes
             return taken
 
     def done(self, batch: QueueBatch) -> None:
         """The worker is through with a batch: its bytes make room."""
         with self._work:
-            self._in_flight_bytes -= batch.peer_bytes.total()
-            self._peer_bytes -= batch.peer_bytes  # of who holds none, nothing is kept
-            self._wake_waiting()
+            self._address_bytes -= batch.address_bytes  # of who holds none, nothing is kept
+            self._tell_waiting()
 
     def queue_age_ns(self) -> int:
         """How long the oldest export has been in here; 0 where there is none."""
         with self._work:
-            return self._clock.monotonic_ns() - self._items[0].since_ns if self._items else 0
+            return self._clock.monotonic_ns() - self._items[0][1] if self._items else 0
 
     @property
     def exhausted(self) -> bool:
@@ -177,20 +167,29 @@ class AdmissionQueue:
         with self._work:
             return self._closed and not self._items
 
-    def _fits(self, size_bytes: int, peer: str) -> bool:
-        if self._in_flight_bytes == 0:
+    def _is_large(self, item: Export) -> bool:
+        return len(item.payload) > self._batch_bytes
+
+    def _fits(self, item: Export) -> bool:
+        size_bytes = len(item.payload)
+        if not self.in_flight_bytes:
             return True
-        share, room = (LARGE_SHARE, SHARE) if size_bytes > self._batch_bytes else (SHARE, 1.0)
-        held_bytes = self._peer_bytes[peer]
+        share, room = (LARGE_SHARE, SHARE) if self._is_large(item) else (SHARE, 1.0)
+        held_bytes = self._address_bytes[_address(item)]
         is_fair = held_bytes == 0 or held_bytes + size_bytes <= share * self.capacity_bytes
-        return is_fair and self._in_flight_bytes + size_bytes <= room * self.capacity_bytes
+        return is_fair and self.in_flight_bytes + size_bytes <= room * self.capacity_bytes
 
     def _ripe_in_s(self) -> float:
         """How long the worker should leave alone what is queued."""
         if self._closed or self._queued_bytes >= self._batch_bytes or not self._items:
             return 0.0
-        return max(self._items[0].since_ns + self._batch_ns - self._clock.monotonic_ns(), 0) / 1e9
+        return max(self._batch_ns - self.queue_age_ns(), 0) / 1e9
 
-    def _wake_waiting(self) -> None:
-        for loop, event in self._waiting:
-            loop.call_soon_threadsafe(event.set)
+    def _tell_waiting(self) -> None:
+        self._room.set_result(None)
+        self._room = Future()
+
+
+def _address(export: Export) -> str:
+    """Whence it came, without the port, which every connection has of its own."""
+    return export.peer.rpartition(":")[0]

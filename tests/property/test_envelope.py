@@ -18,10 +18,10 @@ from tests.support.step_exports import make_export
 class BrokenQueue(AdmissionQueue):
     """Fails now and then, as only a fault of ours could."""
 
-    async def put(self, item, size_bytes, peer=""):
+    async def put(self, item):
         if item.spans == 3:
             raise MemoryError
-        return await super().put(item, size_bytes, peer)
+        return await super().put(item)
 
 
 @given(

@@ -20,6 +20,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from prometheus_client import CollectorRegistry
 
 from collector.config import Config
+from collector.decode import Export
 from collector.ingest import budget, otlp_http
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
@@ -49,9 +50,9 @@ class Queue(AdmissionQueue):
 
     asked = 0
 
-    async def put(self, *item, **how):
+    async def put(self, item):
         self.asked += 1
-        return await super().put(*item, **how)
+        return await super().put(item)
 
 
 class Receivers:
@@ -68,7 +69,7 @@ class Receivers:
 
     def fill(self):
         """There is no room."""
-        self.queue.put_nowait(None, self.queue.capacity_bytes)
+        self.queue.put_nowait(Export(bytes(self.queue.capacity_bytes), "", "grpc", 1))
 
     def drain(self):
         """There is room again."""

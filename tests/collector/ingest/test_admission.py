@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry
 
+from collector.decode import Export
 from collector.ingest.budget import BudgetFull, ReceiveBudget
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
@@ -23,6 +24,15 @@ def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
     return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
 
 
+def put(queue, name, size_bytes, address="a"):
+    """What the queue says of an export of so many bytes; None if it is in."""
+    return queue.put_nowait(Export(bytes(size_bytes), f"{address}:1", "grpc", 1, recording=name))
+
+
+def names(batch):
+    return [export.recording for export in batch.items]
+
+
 class PassedOn:
     """In place of what passes telemetry on: remembers it."""
 
@@ -36,7 +46,7 @@ class PassedOn:
 @pytest.mark.parametrize("forward", [PassedOn(), None])
 def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
     queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
-    queue.put_nowait("full", CAPACITY)
+    put(queue, "full", CAPACITY)
     refused = take_in(ExportConsumer(queue, metrics, forward=forward), payload)
     assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1
     if forward is None:
@@ -48,59 +58,58 @@ def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(for
 def test_what_is_put_is_taken_in_order_and_together_as_far_as_the_batch_may_grow():
     queue = make_queue()
     for item in "abcd":
-        assert queue.put_nowait(item, 60) is None
-    batch = queue.take(190, 0)
-    assert (batch.items, batch.peer_bytes.total()) == (["a", "b", "c"], 180)
-    assert queue.take(1, 0).items == ["d"], "a batch never holds nothing"
+        assert put(queue, item, 60) is None
+    assert names(queue.take(190, 0)) == ["a", "b", "c"]
+    assert names(queue.take(1, 0)) == ["d"], "a batch never holds nothing"
     assert queue.take(100, 0) is None
 
 
 def test_bytes_count_until_the_worker_is_done_and_an_export_larger_than_the_capacity_enters_an_empty_house_only():
     queue = make_queue()
-    queue.put_nowait("huge", 10 * CAPACITY)
+    put(queue, "huge", 10 * CAPACITY)
     batch = queue.take(CAPACITY, 0)
     assert queue.in_flight_bytes == 10 * CAPACITY
-    assert queue.put_nowait("small", 1).outcome is Outcome.QUEUE_FULL
+    assert put(queue, "small", 1).outcome is Outcome.QUEUE_FULL
     queue.done(batch)
-    assert queue.put_nowait("small", 1) is None
+    assert put(queue, "small", 1) is None
     assert queue.in_flight_bytes == 1
-    assert queue.put_nowait("huge", 10 * CAPACITY).outcome is Outcome.QUEUE_FULL
+    assert put(queue, "huge", 10 * CAPACITY).outcome is Outcome.QUEUE_FULL
 
 
 def test_who_asks_at_the_very_moment_in_which_room_is_made_does_not_wait_for_the_next():
     class Racing(AdmissionQueue):
-        def put_nowait(self, *item):
-            refused = super().put_nowait(*item)
+        def put_nowait(self, item):
+            refused = super().put_nowait(item)
             if refused is not None:
                 self.done(batch)
             return refused
 
     queue = Racing(FakeClock(), capacity_bytes=CAPACITY, wait_s=60)
-    queue.put_nowait("full", CAPACITY)
+    put(queue, "full", CAPACITY)
     batch = queue.take(CAPACITY, 0)
-    assert asyncio.run(queue.put("x", 1)) is None
+    assert asyncio.run(queue.put(Export(b"x", "", "grpc", 1))) is None
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     queue = make_queue(wait_s=30)
-    queue.put_nowait("inside", CAPACITY)
+    put(queue, "inside", CAPACITY)
 
     async def scenario():
-        waiting = asyncio.create_task(queue.put("outside", 1))
+        waiting = asyncio.create_task(queue.put(Export(b"x", "", "grpc", 1)))
         await asyncio.sleep(0)
         await asyncio.to_thread(queue.close)
         return await waiting
 
     assert asyncio.run(scenario()) == answer(Outcome.SHUTTING_DOWN)
-    assert queue.put_nowait("later", 1) == answer(Outcome.SHUTTING_DOWN)
+    assert put(queue, "later", 1) == answer(Outcome.SHUTTING_DOWN)
     assert not queue.exhausted
-    assert queue.take(CAPACITY, 0).items == ["inside"]
+    assert names(queue.take(CAPACITY, 0)) == ["inside"]
     assert queue.exhausted
 
 
 def test_the_large_exports_of_an_address_hold_half_of_the_capacity_its_small_ones_and_all_large_ones_three_quarters():
     queue = make_queue()
-    for item, parts_of_four, peer, enters in (
+    for item, parts_of_four, address, enters in (
         ("large", 1.01, "loud", True),
         ("large", 1.01, "loud", False),
         ("large", 2, "another", False),
@@ -109,21 +118,21 @@ def test_the_large_exports_of_an_address_hold_half_of_the_capacity_its_small_one
         ("small", 0.1, "loud", False),
         ("small", 1, "quiet", True),
     ):
-        assert (queue.put_nowait(item, int(parts_of_four * CAPACITY / 4), peer) is None) is enters
+        assert (put(queue, item, int(parts_of_four * CAPACITY / 4), address) is None) is enters
     queue.done(queue.take(CAPACITY // 2, 0))
-    assert queue.put_nowait("large", CAPACITY // 4 + 1, "loud") is None
+    assert put(queue, "large", CAPACITY // 4 + 1, "loud") is None
 
 
 def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many_bytes():
     clock = FakeClock()
     queue = make_queue(clock, batch_s=2.0)
     for item in "ab":
-        queue.put_nowait(item, 10)
+        put(queue, item, 10)
     assert queue.take(CAPACITY, 0) is None
     clock.advance(2.0)
-    assert queue.take(CAPACITY, 0).items == ["a", "b"]
-    queue.put_nowait("large", CAPACITY // 4)
-    assert queue.take(CAPACITY, 0).items == ["large"]
+    assert names(queue.take(CAPACITY, 0)) == ["a", "b"]
+    put(queue, "large", CAPACITY // 4)
+    assert names(queue.take(CAPACITY, 0)) == ["large"]
 
 
 def test_a_connection_that_brought_what_it_announced_goes_first_and_who_sends_nothing_makes_room(monkeypatch):
@@ -134,7 +143,7 @@ def test_a_connection_that_brought_what_it_announced_goes_first_and_who_sends_no
         async with budget.receiving(connection, 100) as receiving:
             order.append(connection)
             await receiving.read(arrived.wait())
-            receiving.shrink(size_bytes)
+            budget.shrink(receiving, size_bytes)
 
     async def scenario():
         budget, arrived, nothing = ReceiveBudget(100), asyncio.Event(), asyncio.Event()
@@ -164,7 +173,7 @@ def test_large_messages_are_received_one_after_the_other_since_each_is_held_twic
         async with budget.receiving("first", size_bytes) as first:
             second = asyncio.create_task(budget.receiving("second", size_bytes).__aenter__())
             await asyncio.sleep(0)
-            first.shrink(size_bytes)
+            budget.shrink(first, size_bytes)
             await asyncio.sleep(0)
             assert not second.done()
         async with asyncio.timeout(5):

@@ -24,6 +24,7 @@ import threading
 import urllib.parse
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
 from itertools import chain
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector.config import Config, ConfigError, parse_owned, read_file
-from collector.decode.pages import PAGE_BYTES_MAX, EngineReading, PageFault, ScrapedPage, parse_page
+from collector.decode.pages import PAGE_BYTES_MAX, PageFault, ScrapedPage, parse_page
 from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
@@ -129,40 +130,24 @@ class TargetList:
         return list(every)[:SERVERS_MAX]
 
 
-class ScrapedServer:
-    """One server, and what it answered last."""
+async def read_page(client: HttpClient, clock: Clock, target: ScrapeTarget, token: str) -> ScrapedPage | PageFault:
+    """Ask a server for its page once."""
+    body, unix_ns, sent_ns = BytesIO(), clock.unix_nano(), clock.monotonic_ns()
+    try:
+        await client.get(target.url, body, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=target.address)
+    except FetchError as error:
+        return PageFault(PullOutcome(error.outcome))
+    # in a thread: the page of a server with many ranks takes longer than the loop may be held
+    readings = await asyncio.to_thread(parse_page, body.getvalue())
+    return readings if isinstance(readings, PageFault) else ScrapedPage(target.server, unix_ns, sent_ns, readings)
 
-    def __init__(self, target: ScrapeTarget, client: HttpClient, clock: Clock) -> None:
-        self.target = target
-        self.failures = 0
-        """In a row."""
-        self._client = client
-        self._clock = clock
-        self._outcome: PullOutcome | None = None
 
-    async def scrape(self, token: str) -> ScrapedPage | PageFault:
-        """Ask for the page once; what comes of it is logged where the last time something else did."""
-        unix_ns, sent_ns = self._clock.unix_nano(), self._clock.monotonic_ns()
-        readings = await self._read(token)
-        if isinstance(readings, PageFault):
-            self.failures += 1
-            if readings.outcome is not self._outcome:
-                _log.warning("no page of %s (%s)", self.target.server, readings, extra=REPORT_ONCE)
-            self._outcome = readings.outcome
-            return readings
-        if self._outcome is not PullOutcome.READ:
-            _log.info("page read of %s", self.target.server, extra=REPORT_ONCE)
-        self.failures, self._outcome = 0, PullOutcome.READ
-        return ScrapedPage(self.target.server, unix_ns, sent_ns, readings)
+@dataclass(slots=True)
+class _Answered:
+    """What came of asking a server last, and how often in a row that was no page."""
 
-    async def _read(self, token: str) -> tuple[EngineReading, ...] | PageFault:
-        (url, address), body = self.target, BytesIO()
-        try:
-            await self._client.get(url, body, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=address)
-        except FetchError as error:
-            return PageFault(PullOutcome(error.outcome))
-        # in a thread: the page of a server with many ranks takes longer than the loop may be held
-        return await asyncio.to_thread(parse_page, body.getvalue())
+    outcome: PullOutcome | None = None
+    failures: int = 0
 
 
 class Scraper:
@@ -255,8 +240,7 @@ class Scraper:
         for number, target in enumerate(new):
             # spread over an interval, so that a hundred servers are not asked at once
             offset_s = number / len(new) * self._config.scrape_interval_s
-            server = ScrapedServer(target, self._client, self._clock)
-            self._servers[target] = [self._ask_often(partial(self._ask_page, server), offset_s)]
+            self._servers[target] = [self._ask_often(partial(self._ask_page, target, _Answered()), offset_s)]
             if url := target.base_url:
                 who = partial(self._ask_who, url, glob.escape(target.server), BESIDE_PAGES, self._token)
                 self._servers[target].append(self._ask_often(who, offset_s))
@@ -277,17 +261,28 @@ class Scraper:
 
         return asyncio.create_task(run())
 
-    async def _ask_page(self, server: ScrapedServer) -> float:
-        page = await server.scrape(self._token().strip())
-        self._count("counters", page.outcome if isinstance(page, PageFault) else PullOutcome.READ)
-        if isinstance(page, ScrapedPage):
+    async def _ask_page(self, target: ScrapeTarget, last: _Answered) -> float:
+        """Queue the page of a server; what came of asking is logged where the last time something else did."""
+        page = await read_page(self._client, self._clock, target, self._token().strip())
+        outcome = page.outcome if isinstance(page, PageFault) else PullOutcome.READ
+        is_news = outcome is not last.outcome
+        last.outcome = outcome
+        self._count("counters", outcome)
+        if isinstance(page, PageFault):
+            last.failures += 1
+            if is_news:
+                _log.warning("no page of %s (%s)", target.server, page, extra=REPORT_ONCE)
+        else:
+            last.failures = 0
+            if is_news:
+                _log.info("page read of %s", target.server, extra=REPORT_ONCE)
             with self._lock:
                 is_full = len(self._pages) == QUEUE_PAGES
                 self._pages.append(page)
             if is_full:
                 self._count("counters", PullOutcome.DROPPED)
         interval_s = self._config.scrape_interval_s
-        return max(interval_s, min(interval_s * 2.0 ** min(server.failures, 20), BACKOFF_MAX_S))
+        return max(interval_s, min(interval_s * 2.0 ** min(last.failures, 20), BACKOFF_MAX_S))
 
     async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
         answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token().strip())

@@ -15,7 +15,7 @@ import pytest
 
 from collector.config import Config, ConfigError, scraping
 from collector.decode.pages import PageFault
-from collector.ingest.scrape import ScrapedServer, Scraper, ScrapeTarget, TargetList
+from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_page
 from collector.runtime import Clock, IoLoop
 from collector.runtime.http import HttpClient
 from collector.telemetry import PullOutcome
@@ -45,15 +45,14 @@ def outcomes(config, wanted):
     return list(seen), pages + scraper.take()
 
 
-def scraped(url, *, times=1, timeout_s=60.0, address="", token="", tls=None):
-    """What comes of asking one server so often, over one client."""
+def scraped(url, timeout_s=60.0):
+    """What comes of asking a server once."""
 
     async def ask():
-        client = HttpClient(timeout_s, tls)
-        server = ScrapedServer(ScrapeTarget(url, address), client, Clock())
-        found = [await server.scrape(token) for _ in range(times)]
+        client = HttpClient(timeout_s)
+        page = await read_page(client, Clock(), ScrapeTarget(url), "")
         await client.close()
-        return [page.outcome if isinstance(page, PageFault) else PullOutcome.READ for page in found]
+        return page.outcome if isinstance(page, PageFault) else PullOutcome.READ
 
     return asyncio.run(ask())
 
@@ -105,13 +104,13 @@ def test_a_page_is_taken_again_and_again_over_one_connection():
 )
 def test_a_bad_server_is_counted_by_reason_and_gives_no_page(answer, outcome):
     with PageServer(lambda *_: answer) as server:
-        assert scraped(server.url) == [outcome]
+        assert scraped(server.url) is outcome
 
 
 def test_what_speaks_no_http_is_unexpected_and_nobody_there_unreachable():
     with listening(lambda connection: connection.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")) as url:
-        assert scraped(url) == [PullOutcome.UNEXPECTED]
-    assert scraped(f"http://127.0.0.1:{free_port()}/metrics") == [PullOutcome.UNREACHABLE]
+        assert scraped(url) is PullOutcome.UNEXPECTED
+    assert scraped(f"http://127.0.0.1:{free_port()}/metrics") is PullOutcome.UNREACHABLE
 
 
 @pytest.mark.parametrize(
@@ -133,7 +132,7 @@ def test_whatever_part_of_an_answer_a_server_drips_it_is_left_when_its_time_is_o
             threading.Event().wait(0.01)
 
     with listening(drip) as url:
-        assert scraped(url, timeout_s=0.3) == [PullOutcome.UNREACHABLE]
+        assert scraped(url, timeout_s=0.3) is PullOutcome.UNREACHABLE
 
 
 def test_a_page_without_an_end_is_left_at_its_bound():
@@ -148,7 +147,7 @@ def test_a_page_without_an_end_is_left_at_its_bound():
             sent.append(1)
 
     with listening(send) as url:
-        assert scraped(url) == [PullOutcome.TOO_LARGE]
+        assert scraped(url) is PullOutcome.TOO_LARGE
     assert len(sent) < 32
 
 
@@ -263,9 +262,9 @@ def test_what_is_no_address_is_said_at_the_start_and_never_with_its_password(url
 def test_a_server_is_named_once_when_its_page_is_read_or_is_not_and_with_what_it_lacks(caplog):
     caplog.set_level(logging.INFO)
     lacking = PAGE.replace(b"num_requests_running", b"now_running")
-    answers = itertools.chain.from_iterable([[PAGE, PAGE], [lacking, lacking], [PAGE]])
-    with PageServer(lambda *_: (200, {}, next(answers))) as server:
-        scraped(server.url, times=5)
+    answers = itertools.chain([PAGE, PAGE, lacking, lacking], itertools.repeat(PAGE))
+    with PageServer(lambda path, *_: (200, {}, next(answers) if path == "/metrics" else b"")) as server:
+        outcomes(config_of(server.url), 5)
     name = f"http://127.0.0.1:{server.port}"
     lacks = f"no page of {name} (missing_families: vllm:num_requests_running)"
     assert caplog.messages == [f"page read of {name}", lacks, f"page read of {name}"]

@@ -41,6 +41,9 @@ SEND_S, ANSWER_S = 0.03, 0.25
 REQUEST_TIMEOUT_S = 10.0
 """How long a connection may take to send a request."""
 READ_BYTES = 1 << 16
+RECEIVE_BYTES = 1 << 14
+"""What the kernel holds of an answer, and nearly what is read at once. Its pieces are parsed before others have the
+loop again, and a flood of ``100 Continue`` or of one-byte chunks has very many."""
 
 _log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
@@ -281,10 +284,18 @@ class ThreadPerLookup(AbstractResolver):
         """Nothing is held."""
 
 
+def open_socket(address: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that receives ``RECEIVE_BYTES`` at a time."""
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+    return made
+
+
 def open_session(tls: ssl.SSLContext | bool, headers: Mapping[str, str], timeout_s: float) -> aiohttp.ClientSession:
     """For calls with these headers, each of which may take so long in all; made in the loop."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=tls, limit=0, resolver=ThreadPerLookup()),
+        connector=aiohttp.TCPConnector(ssl=tls, limit=0, resolver=ThreadPerLookup(), socket_factory=open_socket),
         cookie_jar=aiohttp.DummyCookieJar(),
         auto_decompress=False,
         timeout=aiohttp.ClientTimeout(total=timeout_s),

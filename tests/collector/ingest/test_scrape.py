@@ -16,7 +16,7 @@ import pytest
 from collector.config import Config, ConfigError, scraping
 from collector.decode.pages import PageFault
 from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_page
-from collector.runtime import Clock, IoLoop
+from collector.runtime import Clock, IoLoop, http
 from collector.runtime.http import HttpClient
 from collector.telemetry import PullOutcome
 from tests.support.clocks import eventually
@@ -149,6 +149,11 @@ def test_a_page_without_an_end_is_left_at_its_bound():
     with listening(send) as url:
         assert scraped(url) is PullOutcome.TOO_LARGE
     assert len(sent) < 32
+
+
+def test_little_of_an_answer_is_parsed_at_once_lest_a_flood_of_small_pieces_holds_the_loop():
+    with http.open_socket((socket.AF_INET, socket.SOCK_STREAM, 0, "", ("", 0))) as opened:
+        assert opened.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) <= 2 * http.RECEIVE_BYTES
 
 
 def test_a_server_that_hangs_does_not_keep_the_others_waiting():

@@ -46,7 +46,6 @@ from collector.runtime import (
     Part,
     StartError,
     SteadyClock,
-    Stop,
     SystemFiles,
     limit_bytes,
     resident_bytes,
@@ -307,16 +306,14 @@ class Sidecar:
         ]
 
 
-def run(loaded: Loaded, clock: Clock, stop: Stop) -> bool:
+def run(loaded: Loaded, clock: Clock) -> bool:
     """Serve until asked to stop, or until the worker dies; True if nothing was lost."""
     config, problem = loaded
     set_log_level(config.log_level)
     if problem:
         _log.error("%s", problem)
 
-    async def run_here() -> bool:
-        io = IoLoop(asyncio.get_running_loop())
-        sidecar = await asyncio.to_thread(partial(Sidecar, config, clock, stop.ask, problem=problem, io=io))
-        return await serve(sidecar.start, sidecar.stop, stop)
+    def make(io: IoLoop, ask_stop: Callable[[], None]) -> Sidecar:
+        return Sidecar(config, clock, ask_stop, problem=problem, io=io)
 
-    return asyncio.run(run_here())
+    return asyncio.run(serve(make))

@@ -60,7 +60,6 @@ from collector.runtime import (
     EXIT_USAGE,
     Clock,
     StartError,
-    Stop,
     configure_logs,
     note,
     say,
@@ -147,7 +146,7 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     given = {f"{ENV_PREFIX}{key.upper()}": value for key, value in keys.items() if value is not None}
     loaded = load_or_degrade(config, {**os.environ, **given}, profile, lambda wanted: Sidecar(wanted, clock))
     loaded = loaded._replace(config=scraping(loaded.config, scrape))
-    return EXIT_OK if serve(loaded, clock, Stop()) else EXIT_FAILED
+    return EXIT_OK if serve(loaded, clock) else EXIT_FAILED
 
 
 @tracefit.command()
@@ -328,7 +327,7 @@ def fleet_pull(
         return _written(partial(pull_once, puller), out, in_json=in_json)
     set_log_level(config.log_level)
     service = FleetService(puller, config, Clock(), interval_s=every)
-    return EXIT_OK if serve_fleet(service, Stop()) else EXIT_FAILED
+    return EXIT_OK if serve_fleet(service) else EXIT_FAILED
 
 
 @fleet.command("replay")

@@ -16,8 +16,8 @@ from .filesystem import (
     resident_bytes,
     sentence,
 )
-from .loop import Background, IoLoop, end_tasks, in_own_thread
-from .tasks import Clock, Health, Part, SteadyClock, Stop, Task, serve
+from .loop import Background, IoLoop, end_tasks, in_own_thread, serve
+from .tasks import Clock, Health, Part, SteadyClock, Task
 from .terminal import (
     REPORT_ONCE,
     PrintLine,
@@ -44,7 +44,6 @@ __all__ = [
     "PrintLine",
     "StartError",
     "SteadyClock",
-    "Stop",
     "SystemFiles",
     "Task",
     "cannot_listen",

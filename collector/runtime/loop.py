@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from .tasks import Health
+from .tasks import Health, Part
 
 T = TypeVar("T")
 
@@ -111,3 +113,34 @@ class Background:
             _log.error("%s died", self._name, exc_info=error)
             if self._health is not None:
                 self._health.fail(self._name)
+
+
+_SIGNALS = signal.SIGTERM, signal.SIGINT
+
+
+async def serve(make: Callable[[IoLoop, Callable[[], None]], Part]) -> bool:
+    """Run a service in this loop until SIGTERM, SIGINT, or its own call of ``stop``; a second signal ends the process.
+
+    Args:
+        make: makes it of the loop, and of what asks for the stop from any thread. It is called in a thread, as are its
+            ``start`` and ``stop``, for they wait for the loop.
+
+    Returns:
+        What its ``stop`` says.
+    """
+    loop, asked = asyncio.get_running_loop(), asyncio.Event()
+
+    def ask_stop() -> None:
+        loop.call_soon_threadsafe(asked.set)
+
+    def on_signal() -> None:
+        asked.set()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, os._exit, 128 + number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    service = await asyncio.to_thread(make, IoLoop(loop), ask_stop)
+    await asyncio.to_thread(service.start)
+    await asked.wait()
+    return await asyncio.to_thread(service.stop)

@@ -1,4 +1,4 @@
-"""Clock, health, tasks and the request to stop: what every thread of the process needs.
+"""Clock, health and tasks: what every thread of the process needs.
 
 Clocks come in as arguments: a test passes its own, and nothing else here reads the time.
 
@@ -17,10 +17,7 @@ own: a name, a turn, and how long a turn may take before the task counts as hung
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -189,45 +186,3 @@ class Task:
             self._on_death()
         else:
             self._health.unregister(self.name)
-
-
-class Stop:
-    """Asked once it ends in order; a second signal ends the process at once."""
-
-    def __init__(self) -> None:
-        self.requested = False
-        """Somebody has asked for it."""
-        self._signalled = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._wake = asyncio.Event()
-
-    def ask(self) -> None:
-        """Ask for the stop, from any thread."""
-        self.requested = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._wake.set)
-
-    def listen(self) -> None:
-        """SIGTERM and SIGINT ask; called in the loop of the main thread."""
-        self._loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._on_signal, number)
-
-    async def wait(self) -> None:
-        """Wait until somebody asked for the stop."""
-        if not self.requested:
-            await self._wake.wait()
-
-    def _on_signal(self, number: int) -> None:
-        if self._signalled:
-            os._exit(128 + number)
-        self._signalled = True
-        self.ask()
-
-
-async def serve(start: Callable[[], None], stop: Callable[[], bool], asked: Stop) -> bool:
-    """From start to stop, both of which wait for other threads; what ``stop`` says."""
-    asked.listen()
-    await asyncio.to_thread(start)
-    await asked.wait()
-    return await asyncio.to_thread(stop)

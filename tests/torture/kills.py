@@ -32,8 +32,8 @@ import pytest
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.decode import Export
+from collector.runtime import Clock, serve
 from collector.runtime.filesystem import SystemFiles
-from collector.runtime.tasks import Clock, Stop, serve
 from collector.service import checkpoint
 from collector.service.checkpoint import CheckpointFile, Directory
 from collector.service.durability import Durability
@@ -113,16 +113,15 @@ def be_a_victim(trouble, seed, stage):
             return result
 
         setattr(STAGES[stage], stage, deadly)
-    stop, clock = Stop(), JumpingClock(rng) if trouble == "clock" else Clock()
-    disk = BadDisk(TROUBLES[trouble], rng)
+    clock, disk = JumpingClock(rng) if trouble == "clock" else Clock(), BadDisk(TROUBLES[trouble], rng)
     checkpoint.write_atomically = disk.write_atomically
-    sidecar = Sidecar(load(None, os.environ), clock, on_death=stop.ask, files=disk)
 
-    def begin():
-        sidecar.start()
-        print(sidecar.grpc_port, flush=True)
+    class Victim(Sidecar):
+        def start(self):
+            super().start()
+            print(self.grpc_port, flush=True)
 
-    return 0 if asyncio.run(serve(begin, sidecar.stop, stop)) else 1
+    return 0 if asyncio.run(serve(lambda io, stop: Victim(load(None, os.environ), clock, stop, disk, io=io))) else 1
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------

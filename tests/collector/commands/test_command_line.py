@@ -37,7 +37,7 @@ def started(monkeypatch):
     """What would have been started."""
     seen = []
 
-    def serve(loaded, _clock, _stop):
+    def serve(loaded, _clock):
         seen.append(loaded)
         return True
 

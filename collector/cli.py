@@ -365,11 +365,7 @@ def lab() -> None:
     default="hold-out",
     help="What is scored: the end, frozen, or each step before it is learned (hold-out).",
 )
-@click.option(
-    "--leave-out",
-    type=click.Choice(["model", "workload"]),
-    help="What donors lack.",
-)
+@click.option("--leave-out", type=click.Choice(["model", "workload"]), help="What donors lack.")
 @with_config
 @json_option
 def lab_evaluate(

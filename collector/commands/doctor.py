@@ -19,6 +19,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
+from collector.config import is_page_url
 from collector.decode.pages import PageFault, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
 from collector.telemetry import PullOutcome, Skip, table
@@ -77,13 +78,6 @@ class Finding(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-class Page(NamedTuple):
-    """What an address answered."""
-
-    status: int
-    body: bytes
-
-
 def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     """Print what was found, most urgent questions first; failed if anything is poor.
 
@@ -93,13 +87,15 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     if url and "://" not in url and (Path(url).exists() or Path(url).suffix == ".json"):
         raise StartError(f"{url} is a path, and doctor asks an address; its verdict: tracefit show {url}")
     base = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/metrics")
-    page = fetch(f"{base}/metrics", token)
-    if page.status != HTTPStatus.OK:
-        raise StartError(f"{base}/metrics answers with {page.status}: no page of metrics; give http://HOST:PORT alone")
-    if table.BUILD_INFO.exposed_name.encode() in page.body:
-        findings = list(_examine_sidecar(base, page.body, token))
+    if not is_page_url(base):
+        raise StartError(f"{base}/metrics is no address: http://HOST:PORT is")
+    status, page = fetch(f"{base}/metrics", token)
+    if status != HTTPStatus.OK:
+        raise StartError(f"{base}/metrics answers with {status}: no page of metrics; give http://HOST:PORT alone")
+    if table.BUILD_INFO.exposed_name.encode() in page:
+        findings = list(_examine_sidecar(base, page, token))
     else:
-        findings = [_examine_server(base, page.body)]
+        findings = [_examine_server(base, page)]
     if in_json:
         say(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
     else:
@@ -110,28 +106,26 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
 
 
-def fetch(url: str, token: str | None) -> Page:
-    """A page, whatever its status; no redirect is followed, and no proxy of the environment is asked.
+def fetch(url: str, token: str | None) -> tuple[int, bytes]:
+    """The status of a page and the page; no redirect is followed, and no proxy of the environment is asked.
 
     Raises:
         StartError: nothing answers, or not in time.
     """
     try:
         return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
-    except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError):
-        raise StartError(f"{url} is no address: http://HOST:PORT is") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
         why = getattr(error, "strerror", "no HTTP") or "not in time"
         raise StartError(f"nothing answers at {url}: {why}; {ports}") from None
 
 
-async def _fetch(url: str, headers: Mapping[str, str]) -> Page:
+async def _fetch(url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
         session.get(url, headers=headers, allow_redirects=False) as answer,
     ):
-        return Page(answer.status, await answer.read())
+        return answer.status, await answer.read()
 
 
 def _examine_server(base: str, body: bytes) -> Finding:
@@ -151,10 +145,16 @@ def _examine_server(base: str, body: bytes) -> Finding:
 
 
 def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Finding]:
-    counts, page = Counts(body), fetch(f"{base}/readyz", token)
-    detail = _detail(page)
+    counts, (status, readyz) = Counts(body), fetch(f"{base}/readyz", token)
+    try:
+        detail = msgspec.json.decode(readyz, type=dict[str, Any])
+    except msgspec.DecodeError:
+        detail = {}
     nothing_yet = NOTHING_YET.for_port(detail.get("otlp_grpc_port", OTLP_PORT))
-    yield _readiness(page, detail, ", ".join(counts.of(table.BUILD_INFO)))
+    problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
+    is_ready, version = status == HTTPStatus.OK, ", ".join(counts.of(table.BUILD_INFO))
+    state = f"tracefit {version}, {'takes' if is_ready else 'refuses'} telemetry"
+    yield Finding(POOR if not is_ready else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
     if sources := counts.of(table.FLEET_SOURCES):
         said = ", ".join(f"{number:,} {outcome}" for outcome, number in sources.items())
         yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
@@ -177,21 +177,6 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
         names = ", ".join(f"{config.name} ({config.config_id})" for config in configs[:_NAMES_SHOWN])
         more = f" and {len(configs) - _NAMES_SHOWN} more" * (len(configs) > _NAMES_SHOWN)
         yield finding._replace(text=f"{names}{more}: {finding.text}")
-
-
-def _detail(page: Page) -> dict[str, Any]:
-    """What ``/readyz`` says besides its status; empty where it says nothing that is understood."""
-    try:
-        return msgspec.json.decode(page.body, type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
-
-
-def _readiness(page: Page, detail: Mapping[str, Any], version: str) -> Finding:
-    problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
-    is_ready = page.status == HTTPStatus.OK
-    state = f"tracefit {version}, {'takes' if is_ready else 'refuses'} telemetry"
-    return Finding(POOR if not is_ready else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
 
 
 def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:

@@ -48,19 +48,16 @@ def export_traffic(paths: Sequence[Path], out: Path) -> int:
 
 def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     """Every finished request of recordings, once."""
-    journeys: dict[bytes, CoreSpan] = {}
+    journeys: list[CoreSpan] = []
     arrivals: dict[bytes, ApiSpan] = {}
-    answered: dict[bytes, RequestSpan] = {}
+    answered: list[RequestSpan] = []
     spans, counts = SpanWindow(Config().engines_max), Counts()
-    for timed in telemetry:
-        for decoded in decode_exports([timed.said], spans.admit, counts) if isinstance(timed.said, Export) else ():
-            journeys |= {span.span_id: span for span in decoded.core}
-            arrivals |= {span.span_id: span for span in decoded.api}
-            answered |= {span.span_id: span for span in decoded.requests}
-    if journeys:
-        traced = [_of_journey(span, arrivals.get(span.parent_span_id)) for span in journeys.values()]
-    else:
-        traced = [_of_answer(span) for span in answered.values()]
+    exports = ([timed.said] for timed in telemetry if isinstance(timed.said, Export))
+    for decoded in (each for said in exports for each in decode_exports(said, spans.admit, counts)):
+        journeys += decoded.core
+        arrivals |= {span.span_id: span for span in decoded.api}
+        answered += decoded.requests
+    traced = [_of_journey(span, arrivals.get(span.parent_span_id)) for span in journeys] or map(_of_answer, answered)
     return [request for request in traced if request is not None]
 
 

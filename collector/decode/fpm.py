@@ -11,7 +11,7 @@ else the configuration of the endpoint does.
 
 from __future__ import annotations
 
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -111,7 +111,6 @@ _MSGPACK: Final = msgspec.msgpack.Decoder(_Record)
 _JSON: Final = msgspec.json.Decoder(_Record)
 _TRACE_JSON: Final = msgspec.json.Decoder(_Line)
 _TRACE_MARK: Final = b'"fpm"'
-T = TypeVar("T")
 
 
 def read_record(
@@ -126,49 +125,40 @@ def read_record(
         instance: what the engine is called; else the record's worker and rank.
         source: the endpoint.
     """
-    record = _decoded(_MSGPACK, body)
-    return _passed(record, times, unix_ns, instance, source)
+    return _read(_MSGPACK, body, times, unix_ns=unix_ns, instance=instance, source=source)
 
 
 def read_line(line: bytes, recording: str) -> ForwardPass | Skip:
     """One line of a file; where it does not say when it was observed, its reader gives it a place in event time."""
-    if _TRACE_MARK not in line:
-        record = _decoded(_JSON, line)
-        return _passed(record, recording=recording)
-    traced = _decoded(_TRACE_JSON, line)
-    if isinstance(traced, Skip):
-        return traced
-    return _passed(traced.event.fpm, unix_ns=traced.event.observed_at_unix_ms * 10**6, recording=recording)
+    return _read(_TRACE_JSON if _TRACE_MARK in line else _JSON, line, recording=recording)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes) -> T | Skip:
+def _read(
+    decoder: msgspec.msgpack.Decoder[_Record] | msgspec.json.Decoder[_Record] | msgspec.json.Decoder[_Line],
+    data: bytes,
+    times: str = "host",
+    *,
+    instance: str = "",
+    unix_ns: int = 0,
+    source: str = "",
+    recording: str = "",
+) -> ForwardPass | Skip:
     try:
-        return decoder.decode(data)
+        record = decoder.decode(data)
     except msgspec.ValidationError:
         return Skip.INVALID
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Skip.UNDECODABLE
-
-
-def _passed(
-    record: _Record | Skip,
-    times: str = "host",
-    unix_ns: int = 0,
-    instance: str = "",
-    source: str = "",
-    recording: str = "",
-) -> ForwardPass | Skip:
-    if isinstance(record, Skip):
-        return record
+    if isinstance(record, _Line):
+        observed = record.event
+        record, unix_ns = observed.fpm, observed.observed_at_unix_ms * 10**6
     target = _SCOPES.get(record.timing_scope or times)
     if record.version != VERSION or target is None:
         return Skip.UNKNOWN_SCOPE
-    if not instance:
-        worker, rank = record.worker_id, record.dp_rank
-        instance = (f"{worker}/dp{rank}" if rank else worker) or source
+    worker, rank = record.worker_id, record.dp_rank
     now, queued = record.scheduled_requests, record.queued_requests
     return ForwardPass(
-        instance,
+        instance or (f"{worker}/dp{rank}" if rank else worker) or source,
         record.counter_id,
         record.wall_time * 1e6,
         now.num_prefill_requests,

@@ -82,7 +82,6 @@ class Joiner:
                 self.resolver.apply(process.facts, telemetry.facts, process.instance, process.recording)
                 if not process.requests_seen:  # of a restored one, too: its page decides before its first row
                     process.is_counted = self.pages.counts_requests_of(process)
-                    process.is_beside_engines = bool(self._engines_beside(process))
                 for span in telemetry.requests:
                     process.add(span)
         if len(telemetry.steps) or telemetry.core:
@@ -254,7 +253,6 @@ class Joiner:
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
         beside = self._engines_beside(process)
-        process.is_beside_engines = bool(beside)
         configs = sorted({engine.config_id for engine in beside})
         by_page = not process.is_whole and self.pages.has_page_of(process)
         if not (configs or by_page):

@@ -131,8 +131,6 @@ class ApiProcess(Emitter):
         self._rows: list[TargetRows] = []
         self.sampling = TraceSampling()
         self.requests_seen = 0
-        self.is_beside_engines = False
-        """Whether engines send the steps of its server: of its requests, no batch is rebuilt."""
         self.counted_share: float | None = None
         """Of the requests that its server's page counted, those that sent a span; None while that is not known."""
         self.is_counted = False

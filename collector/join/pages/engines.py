@@ -30,9 +30,9 @@ from collector.join.engine import Engine
 from collector.join.inferred import ApiProcess
 from collector.join.passes import PassEngine
 from collector.telemetry import RowDrop
-from online import Quality, Target
+from online import Quality, RowBlock, Target
 
-from .scrape_windows import ScrapeWindows, add_waits, page_block
+from .scrape_windows import ScrapeWindows, add_waits
 
 _SCRAPES_MAX = 256
 _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
@@ -76,7 +76,7 @@ class PageEngine(Emitter):
 
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
-        self.windows = ScrapeWindows(self.count)
+        self.windows = ScrapeWindows(self.count, number)
         self.completeness = Completeness()
         self.spans: dict[Key, Completeness] = {}
         """By API process: the share of the page's requests of which it has told."""
@@ -119,7 +119,7 @@ class PageEngine(Emitter):
     def advance(self) -> list[TargetRows]:
         """Rows since the last call: they come in order and are final at once."""
         by_target = self.windows.rows
-        found = [TargetRows(target, page_block(rows, self.number)) for target, rows in by_target.items() if rows]
+        found = [TargetRows(target, RowBlock.concatenate(rows)) for target, rows in by_target.items() if rows]
         for rows in by_target.values():
             rows.clear()
         return found

@@ -77,20 +77,17 @@ from online import Quality, RowBlock, Target
 
 
 class Scrape(NamedTuple):
-    """One scrape with what follows from it."""
+    """One scrape with what follows from it.
+
+    ``is_between_prompts``: whether no prompt was half computed, so that what is credited later was computed later.
+    """
 
     unix_ns: int
     mono_ns: int
     reading: EngineReading
-    left: float
     decoding: float
-    prefill: float
+    is_between_prompts: bool
     context_tokens: float
-
-    @property
-    def is_between_prompts(self) -> bool:
-        """Whether no prompt was half computed: what is credited later was computed later."""
-        return self.prefill <= 0.0
 
     def value(self, meaning: Meaning) -> float:
         """One number; NaN if the page has none."""
@@ -125,7 +122,7 @@ class Occupancy:
                 self.ghost_left, self.ghost_tokens = self.left, tokens
             exact = self.left == self.ghost_left and not math.isnan(tokens)
             context = max(tokens - self.ghost_tokens, 0.0) if exact else _from_gauge(reading)
-        return Scrape(unix_ns, mono_ns, reading, self.left, decoding, running - decoding, context)
+        return Scrape(unix_ns, mono_ns, reading, decoding, running <= decoding, context)
 
 
 def _from_gauge(reading: EngineReading) -> float:
@@ -145,7 +142,10 @@ CLOSE_SCRAPES_NS = 2_500_000_000
 
 
 class WindowSums(NamedTuple):
-    """Differences of two scrapes, ``change`` by meaning; ``scrape_ns`` is how far apart the scrapes within it were."""
+    """Differences of two scrapes, ``change`` by meaning.
+
+    ``is_close``: whether the scrapes tell where in the window a prompt came.
+    """
 
     start: Scrape
     end: Scrape
@@ -153,22 +153,7 @@ class WindowSums(NamedTuple):
     steps: float
     decode_steps: float
     decoded: float
-    scrape_ns: float
-
-    @property
-    def close(self) -> bool:
-        """Whether the scrapes tell where in the window a prompt came."""
-        return self.scrape_ns <= CLOSE_SCRAPES_NS
-
-
-class PageRow(NamedTuple):
-    """One row: its time, its steps, and the sums of its columns."""
-
-    end_ns: int
-    elapsed_us: float
-    steps: int
-    prefill_steps: int
-    sums: dict[str, float]
+    is_close: bool
 
 
 def went_back(change: tuple[float, ...]) -> bool:
@@ -200,7 +185,8 @@ def window_sums(start: Scrape, end: Scrape, scrapes: int, front_ends: int) -> Wi
         decoding = (start.decoding + end.decoding) / 2.0
         steps = min(decoded / decoding, steps) if decoding >= 1.0 else 0.0
     decode_steps = steps if math.isnan(decode_steps) else decode_steps
-    return WindowSums(start, end, change, steps, decode_steps, decoded, (end.mono_ns - start.mono_ns) / max(scrapes, 1))
+    is_close = end.mono_ns - start.mono_ns <= CLOSE_SCRAPES_NS * max(scrapes, 1)
+    return WindowSums(start, end, change, steps, decode_steps, decoded, is_close)
 
 
 def _prefill_tokens(window: WindowSums) -> float:
@@ -224,13 +210,16 @@ def _prefill_tokens(window: WindowSums) -> float:
     return max(min(ways, key=lambda way: abs(way[0] - in_all))[1], 0.0)
 
 
-def row_of(window: WindowSums, elapsed_us: float, *, prefill_share: float = 1.0, spread: float = 0.0) -> PageRow:
-    """The window's sums, and a time in which they happened.
+def row_of(
+    window: WindowSums, elapsed_us: float, engine: int, *, prefill_share: float = 1.0, spread: float = 0.0
+) -> RowBlock:
+    """One row: the window's sums over its steps, and a time in which they happened.
 
     ``prefill_share``: of its prefill; ``spread``: how much of what requests and context grew is added to their sums.
     """
     start, end, change, steps = window.start, window.end, window.change, max(round(window.steps), 1)
     prompts, prefill_tokens = change[Meaning.FIRST_TOKENS], prefill_share * _prefill_tokens(window)
+    prefill_steps = min(steps, max(1, round(prompts))) if prefill_tokens > 0.0 or prompts > 0.0 else 0
     decoded = window.decoded + spread * (end.decoding - start.decoding)
     context = start.context_tokens + end.context_tokens
     if end.reading.flavour is Flavour.SGLANG:
@@ -238,47 +227,23 @@ def row_of(window: WindowSums, elapsed_us: float, *, prefill_share: float = 1.0,
     else:
         context *= window.decode_steps / 2.0
     context += spread * (end.context_tokens - start.context_tokens)
-    return PageRow(
-        end_ns=end.unix_ns,
-        elapsed_us=elapsed_us * steps / window.steps,
-        steps=steps,
-        prefill_steps=min(steps, max(1, round(prompts))) if prefill_tokens > 0.0 or prompts > 0.0 else 0,
-        sums={
-            "prefill_tokens": prefill_tokens,
-            "prefill_requests": prompts,
-            "decode_requests": decoded,
-            "decode_tokens": decoded,
-            "decode_context_tokens": max(context, 0.0),
-            "running": steps * end.value(Meaning.RUNNING),
-            "waiting": steps * end.value(Meaning.WAITING),
-            "kv_usage_ratio": steps * end.value(Meaning.KV_USAGE_RATIO),
-            "estimated_tflop": change[Meaning.FLOPS] / 1e12,
-            "estimated_gb": change[Meaning.MEMORY_BYTES] / 1e9,
-        },
-    )
-
-
-def page_block(rows: list[PageRow], engine: int) -> RowBlock:
-    """Rows as a block."""
-    steps, prefill_steps = np.array([(row.steps, row.prefill_steps) for row in rows]).T
-    offsets = np.concatenate(([0], np.cumsum(steps)))
-    prefill = np.arange(offsets[-1]) - np.repeat(offsets[:-1], steps) < np.repeat(prefill_steps, steps)
-    columns = {}
-    for name in rows[0].sums:
-        sums = np.array([row.sums[name] for row in rows])
-        if name in ("prefill_tokens", "prefill_requests"):
-            columns[name] = np.where(prefill, np.repeat(sums / np.maximum(prefill_steps, 1), steps), 0.0)
-        else:
-            columns[name] = np.repeat(sums / steps, steps)
+    means = {
+        "decode_requests": decoded / steps,
+        "decode_tokens": decoded / steps,
+        "decode_context_tokens": max(context, 0.0) / steps,
+        "running": end.value(Meaning.RUNNING),
+        "waiting": end.value(Meaning.WAITING),
+        "kv_usage_ratio": end.value(Meaning.KV_USAGE_RATIO),
+        "estimated_tflop": change[Meaning.FLOPS] / 1e12 / steps,
+        "estimated_gb": change[Meaning.MEMORY_BYTES] / 1e9 / steps,
+    }
+    columns = {name: np.full(steps, mean) for name, mean in means.items()}
+    for name, total in (("prefill_tokens", prefill_tokens), ("prefill_requests", prompts)):
+        columns[name] = np.where(np.arange(steps) < prefill_steps, total / max(prefill_steps, 1), 0.0)
     columns["requests"] = columns["decode_requests"] + columns["prefill_requests"]
-    block = RowBlock.of_lines(
-        raw_features(columns),
-        np.array([row.elapsed_us for row in rows]),
-        end_ns=np.array([row.end_ns for row in rows], np.int64),
-        engine=engine,
-        quality=Quality.METRICS,
-    )
-    return replace(block, offsets=offsets.astype(np.int64))
+    lasted_us, end_ns = np.array([elapsed_us * steps / window.steps]), np.array([end.unix_ns], np.int64)
+    row = RowBlock.of_lines(raw_features(columns), lasted_us, end_ns=end_ns, engine=engine, quality=Quality.METRICS)
+    return replace(row, offsets=np.array([0, steps]))
 
 
 BUSY_MAX = 8.0
@@ -332,6 +297,8 @@ class ScrapeWindows:
     """Scrapes of one engine in order of time, and the rows between them; windows without one are counted."""
 
     count: Callable[[RowDrop], None]
+    engine: int
+    """Its number, which the rows bear."""
     occupancy: Occupancy = field(default_factory=Occupancy)
     start: Scrape | None = None
     newest: Scrape | None = None
@@ -341,7 +308,7 @@ class ScrapeWindows:
     """Front ends that each count a step in which a request of theirs took part."""
     quiet: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
-    rows: dict[Target, list[PageRow]] = field(default_factory=lambda: {Target.STEP_TIME: [], Target.GPU_TIME: []})
+    rows: dict[Target, list[RowBlock]] = field(default_factory=lambda: {Target.STEP_TIME: [], Target.GPU_TIME: []})
     """Those that nobody has taken; ``gpu_time`` where pages tell for how long the GPU was busy."""
     _ratios: list[float] = field(default_factory=list)
 
@@ -369,7 +336,7 @@ class ScrapeWindows:
                 self.start, self.scrapes = scrape, 0
             return
         window = window_sums(self.start, scrape, self.scrapes, self.front_ends)
-        wait = self.scrapes <= MID_PROMPT_SCRAPES_MAX and window.close
+        wait = self.scrapes <= MID_PROMPT_SCRAPES_MAX and window.is_close
         if wait and not (scrape.is_between_prompts and (window.steps >= STEPS_MIN or window.steps == 0)):
             return
         self.start, self.scrapes = scrape, 0
@@ -387,13 +354,14 @@ class ScrapeWindows:
             self.count(RowDrop.TOO_LONG)
             return
         if (gpu_s := change[Meaning.GPU_SECONDS]) > 0.0:
-            self.rows[Target.GPU_TIME].append(row_of(window, 1e6 * gpu_s))
+            self.rows[Target.GPU_TIME].append(row_of(window, 1e6 * gpu_s, self.engine))
         if window.decoded >= DECODED_MIN and (latency_s := change[Meaning.ITL_SECONDS]) > 0.0:
             decoding = window.decoded / max(window.decode_steps, 1.0)
-            floor, before_joining = max(decoding, 0.5), 0.5 if window.close else 0.0
+            floor, before_joining = max(decoding, 0.5), 0.5 if window.is_close else 0.0
             row = row_of(
                 window,
                 1e6 * latency_s / decoding,
+                self.engine,
                 prefill_share=max(decoding - before_joining, 0.0) / floor,
                 spread=window.decode_steps * (window.end.decoding - window.start.decoding) / (12.0 * floor),
             )
@@ -414,7 +382,7 @@ class ScrapeWindows:
         self._ratios.append(held * counted / window.decoded)
         several = median(self._ratios)
         if len(self._ratios) < _FRONT_ENDS_WINDOWS:
-            return window.close and several > _FRONT_ENDS_DOUBTFUL
+            return window.is_close and several > _FRONT_ENDS_DOUBTFUL
         self.front_ends = max(1, round(several))
         del self._ratios[:-_FRONT_ENDS_KEPT]
         return False

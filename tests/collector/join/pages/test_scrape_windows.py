@@ -147,7 +147,7 @@ def test_known_coefficients_are_found_from_counters_alone(cached, counting):
 def test_aborted_requests_are_left_out_and_the_context_is_exact_again_after_idle_time():
     engine = SimulatedEngine(abort=0.002)
     page = scraped(engine, seconds=60)
-    assert page.windows.newest.left > 0
+    assert page.windows.occupancy.left > 0
     engine.running.clear()
     engine.values[Meaning.RUNNING] = 0.0
     scrape(page, engine, later_ns=10**9)

@@ -251,22 +251,15 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
 @out_option("Where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
 @which_option
 @token_option
-def export(
-    *, snapshot: str, file_format: str, out: Path | None, which: str, token_file: Path | None, **options: Any
-) -> int:
+def export(*, snapshot: str, file_format: str, out: Path | None, **options: Any) -> int:
     """A snapshot's coefficients for other programs."""
     from collector.commands.export import export_snapshot, export_traffic  # noqa: PLC0415
 
-    if file_format == "blis-trace":
-        if out is None or out.is_file():
-            raise ConfigError("--out", "a trace is two files; say in which directory")
-        return export_traffic([Path(snapshot)], out)
-    from collector.commands.ask import load_whole  # noqa: PLC0415
-    from collector.recordings import check_targets  # noqa: PLC0415
-
-    loaded = load_whole(snapshot, token_file)
-    check_targets(out, read=[Path(snapshot)])
-    return export_snapshot(loaded, out, file_format=file_format, which=which, **options)
+    if file_format != "blis-trace":
+        return export_snapshot(snapshot, out, file_format=file_format, **options)
+    if out is None or out.is_file():
+        raise ConfigError("--out", "a trace is two files; say in which directory")
+    return export_traffic(Path(snapshot), out)
 
 
 # --- recordings and fleets --------------------------------------------------------------------------------------------

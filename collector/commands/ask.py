@@ -10,15 +10,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
-
 import tracefit
 from collector.config import read_file, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import Z_95, unit_text
-from online import Snapshot as WholeSnapshot
 from tracefit import (
     Coefficient,
     Config,
@@ -29,7 +26,6 @@ from tracefit import (
     NoCoefficientsError,
     NotFoundError,
     Plan,
-    RequestEstimate,
     Snapshot,
     Target,
     TypicalStep,
@@ -60,15 +56,6 @@ def _meant(path: Path) -> str:
     if path.is_file() and path.suffix != ".json":
         return f"; a recording becomes one: tracefit replay {path} -o snapshot.json"
     return ""
-
-
-def load_whole(source: str, token_file: Path | None) -> WholeSnapshot:
-    """The same with all that it holds, also what no client asks for; StartError if it is not of this version."""
-    loaded = load_snapshot(source, token_file)
-    try:
-        return WholeSnapshot.from_json(loaded.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise StartError(f"{source} is no snapshot of this version: {error}") from None
 
 
 def read_token(path: Path | None) -> str | None:
@@ -139,17 +126,13 @@ def _curve_lines(answer: Plan) -> Iterator[str]:
     """What requests see at 1, 2, 4, … in flight."""
     yield ""
     yield f"  {'in flight':>9} {'ITL':>10} {'TTFT':>10} {'requests/s':>11} {'tokens/s':>9}"
-    for point in answer.curve:
-        marks = "  <-" if point.concurrency == answer.concurrency else ""
-        marks += "  outside of what was seen" if point.extrapolated else ""
-        yield f"  {_point(point)}{marks}"
-
-
-def _point(at: RequestEstimate) -> str:
-    return (
-        f"{at.concurrency:>9.0f} {duration(at.itl.us):>10} {duration(at.ttft.us):>10} "
-        f"{at.requests_per_s:>11.3g} {at.output_tokens_per_s:>9,.0f}"
-    )
+    for at in answer.curve:
+        marks = "  <-" if at.concurrency == answer.concurrency else ""
+        marks += "  outside of what was seen" if at.extrapolated else ""
+        yield (
+            f"  {at.concurrency:>9.0f} {duration(at.itl.us):>10} {duration(at.ttft.us):>10} "
+            f"{at.requests_per_s:>11.3g} {at.output_tokens_per_s:>9,.0f}{marks}"
+        )
 
 
 def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:

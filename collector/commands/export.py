@@ -6,15 +6,17 @@ process send, the engine's journey is used: it has aborts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind, decode_exports
 from collector.identity import read_json
 from collector.join import SpanWindow
-from collector.recordings import Timed, merged_with_progress, open_recordings
+from collector.recordings import Timed, check_targets, merged_with_progress, open_recordings
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
 from collector.telemetry import Counts
 from exporters.blis import (
@@ -30,12 +32,14 @@ from exporters.what_if import meant_config
 from online import Snapshot
 from tracefit import NotFoundError
 
+from .ask import load_snapshot
+
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(paths: Sequence[Path], out: Path) -> int:
-    """Write the requests of recordings, or directories of them, as a trace into a directory, made if need be."""
-    requests = requests_in(merged_with_progress(open_recordings(paths, note)))
+def export_traffic(path: Path, out: Path) -> int:
+    """Write the requests of a recording, or a directory of them, as a trace into a directory, made if need be."""
+    requests = requests_in(merged_with_progress(open_recordings([path], note)))
     if not requests:
         note("error: no finished request in the recording; step telemetry alone has no requests")
         return EXIT_FAILED
@@ -90,9 +94,10 @@ def _of_answer(span: RequestSpan) -> TracedRequest | None:
 
 
 def export_snapshot(
-    snapshot: Snapshot,
+    source: str,
     out: Path | None,
     *,
+    token_file: Path | None,
     which: str,
     model_config: Path | None,
     **options: Any,
@@ -101,6 +106,12 @@ def export_snapshot(
 
     ``options`` are those of :func:`exporters.blis.export`.
     """
+    loaded = load_snapshot(source, token_file)
+    try:
+        snapshot = Snapshot.from_json(loaded.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise StartError(f"{source} is no snapshot of this version: {error}") from None
+    check_targets(out, read=[Path(source)])
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)

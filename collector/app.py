@@ -117,7 +117,7 @@ class Sidecar:
         )
         memory = MemoryGuard(limit_bytes(config.memory_limit_mib), resident_bytes)
         self._memory = self._make_memory_relief(memory.limit_bytes, clock)
-        told = metrics, clock, self._io, health, self.queue.notify, memory.is_short
+        told = metrics, clock, self._io, health, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         count = partial(metrics.add, table.SCRAPES, 1)

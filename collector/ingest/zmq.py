@@ -29,7 +29,7 @@ from collector.decode.kv import KvBatch
 from collector.runtime import Background, Clock, Health, IoLoop, SteadyClock
 from collector.telemetry import Counts, Metrics, Outcome, Skip, table
 
-KV_QUEUE, FPM_QUEUE = 10_000, 50_000
+QUEUE_MAX = 50_000
 """Messages that wait for the worker, moves of blocks in them counted in; beyond it the oldest go, counted. With its
 first row the worker imports River, which takes seconds on a busy machine: five of 10,000 records, 15 MB, may wait."""
 SOCKET_BYTES = 32 << 20
@@ -55,14 +55,13 @@ _log = logging.getLogger(__name__)
 class Feed(NamedTuple, Generic[T]):
     """One kind of message, by the key of its endpoints, and who reads those of an endpoint: sequence, body, arrival.
 
-    A body of more than ``body_bytes_max`` is left out. ``queue_max`` may wait; ``size_of`` tells how many places one
-    takes. ``sequence_of``, where gaps are counted here, tells its stream and its number there.
+    A body of more than ``body_bytes_max`` is left out. ``size_of`` tells how many places one takes in the queue.
+    ``sequence_of``, where gaps are counted here, tells its stream and its number there.
     """
 
     key: str
     reader_of: Callable[[Owned], Callable[[bytes, bytes, int], T | Skip]]
     body_bytes_max: int
-    queue_max: int
     size_of: Callable[[T], int] = lambda _: 1
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
@@ -83,10 +82,10 @@ def _fpm_reader_of(endpoint: Owned) -> Callable[[bytes, bytes, int], ForwardPass
 
 
 KV_FEED = Feed[KvBatch](
-    "kv", _kv_reader_of, 2 << 20, KV_QUEUE, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
+    "kv", _kv_reader_of, 2 << 20, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
 )
 """Of a step of 131,072 tokens a batch holds 0.7 MB of token ids and 0.3 MB of hashes."""
-FPM_FEED = Feed[ForwardPass]("fpm", _fpm_reader_of, 4 << 10, FPM_QUEUE)
+FPM_FEED = Feed[ForwardPass]("fpm", _fpm_reader_of, 4 << 10)
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -161,7 +160,6 @@ class Subscriber(Generic[T]):
         clock: says when messages came, but never goes back.
         io: the loop.
         health: what is told if a task dies.
-        notify: wakes the worker before the queue is full.
         is_short: whether the process has more memory than its limit.
     """
 
@@ -173,7 +171,6 @@ class Subscriber(Generic[T]):
         clock: Clock,
         io: IoLoop,
         health: Health | None = None,
-        notify: Callable[[], None] = lambda: None,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
         self._feed = feed
@@ -184,7 +181,6 @@ class Subscriber(Generic[T]):
         self._clock = SteadyClock(clock)
         self._io = io
         self._task = Background(f"{feed.key}-receiver", health, io)
-        self._notify = notify
         self._is_short = is_short
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
@@ -196,7 +192,7 @@ class Subscriber(Generic[T]):
         self._zmq: Any = None
         self._context: Any = None
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
-        metrics.set(table.CAPACITY, feed.queue_max, feed.key)
+        metrics.set(table.CAPACITY, QUEUE_MAX, feed.key)
 
     def start(self) -> None:
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
@@ -249,8 +245,6 @@ class Subscriber(Generic[T]):
                     self._metrics.add(table.MESSAGES, 1, key, Skip.UNDECODABLE)
                     _log.warning("%s: %s sent a frame of over 32 MiB, or is no publisher", key, subscription.address)
                 await asyncio.sleep(0)
-            if self._queued > self._feed.queue_max // 4:
-                self._notify()
             await asyncio.sleep(POLL_S)
 
     def _accept(self, subscription: _Subscription) -> Counts:
@@ -272,7 +266,7 @@ class Subscriber(Generic[T]):
         with self._lock:
             self._queue.extend(accepted)
             self._queued += sum(map(feed.size_of, accepted))
-            while self._queued > feed.queue_max:
+            while self._queued > QUEUE_MAX:
                 self._queued -= feed.size_of(self._queue.popleft())
                 counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts

@@ -8,7 +8,7 @@ import yaml
 
 from collector.cli import tracefit
 from collector.config import Config, every_key, load
-from collector.ingest.zmq import FPM_QUEUE, KV_QUEUE
+from collector.ingest.zmq import QUEUE_MAX
 from collector.join.inferred.kv import MOVES_MAX
 from collector.telemetry import reasons
 from collector.telemetry.table import FLEET_TABLE, PREFIX, TABLE
@@ -64,7 +64,7 @@ def test_each_key_command_and_reason_that_a_user_is_told_of_exists():
 
 def test_every_bound_and_event_of_the_kv_cache_is_told():
     text = (DOCS / "telemetry.md").read_text(encoding="utf-8")
-    for told in (*(f"`{event}`" for event in FIELDS), f"{KV_QUEUE:,}", f"{FPM_QUEUE:,}", f"{MOVES_MAX:,}"):
+    for told in (*(f"`{event}`" for event in FIELDS), f"{QUEUE_MAX:,}", f"{MOVES_MAX:,}"):
         assert told in text.replace("\n", " ")
 
 

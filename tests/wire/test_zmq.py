@@ -127,9 +127,9 @@ class Listening(Subscriber):
 
 
 @contextlib.contextmanager
-def listening(feed=KV_FEED, queue_max=100, **addresses):
+def listening(feed=KV_FEED, **addresses):
     io = IoLoop()
-    one = Listening(feed._replace(queue_max=queue_max), Config(**addresses), io)
+    one = Listening(feed, Config(**addresses), io)
     try:
         one.start()
         yield one
@@ -139,9 +139,9 @@ def listening(feed=KV_FEED, queue_max=100, **addresses):
 
 
 @contextlib.contextmanager
-def receiver_of(publisher, feed=KV_FEED, **how):
+def receiver_of(publisher, feed=KV_FEED):
     """A receiver that is subscribed to this publisher alone."""
-    with listening(feed, **how, **{feed.key: (publisher.address,)}) as subscriber:
+    with listening(feed, **{feed.key: (publisher.address,)}) as subscriber:
         publisher.wait_for_subscriber()
         yield subscriber
 
@@ -326,14 +326,15 @@ def test_a_publisher_that_is_gone_without_a_word_is_let_go_of(monkeypatch):
 
 def test_records_wait_for_a_worker_that_is_busy_for_two_seconds(publisher):
     """So long it may import what it learns its first row with."""
-    with receiver_of(publisher, FPM_FEED, queue_max=FPM_FEED.queue_max) as subscriber:
+    with receiver_of(publisher, FPM_FEED) as subscriber:
         publisher.publish(*packed() * 20)
         eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 20_000)
         assert subscriber.count(table.MESSAGES, "fpm", table.DROPPED) == 0
 
 
-def test_of_a_publisher_that_floods_the_newest_are_kept(publisher):
-    with receiver_of(publisher, FPM_FEED, queue_max=50) as subscriber:
+def test_of_a_publisher_that_floods_the_newest_are_kept(publisher, monkeypatch):
+    monkeypatch.setattr("collector.ingest.zmq.QUEUE_MAX", 50)
+    with receiver_of(publisher, FPM_FEED) as subscriber:
         publisher.publish(*packed()[:500])
         eventually(lambda: subscriber.count(table.MESSAGES, "fpm", table.ACCEPTED) == 500)
         assert subscriber.count(table.SIZE, "fpm") == 50

@@ -111,7 +111,7 @@ class Sidecar:
         self._forward = Forwarder(config, clock, metrics, self._io, log, health) if config.forward else None
         self.queue = AdmissionQueue(
             clock,
-            capacity_bytes=config.queue_bytes,
+            capacity_bytes=int(config.queue_mib * 2**20),
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
@@ -234,16 +234,15 @@ class Sidecar:
             self.metrics,
             self._memory.guard,
             SteadyClock(clock).unix_nano,
+            tokens,
             self._forward,
             config.message_max_mib << 20,
         )
         grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
-        credentials = tls.grpc_credentials() if tls is not None else None
-        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, grace_s=grace_s, tokens=tokens, credentials=credentials)
+        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, grace_s=grace_s, tls=tls)
         if not config.listen_http:
             return grpc, None
-        context = tls.context() if tls is not None else None
-        return grpc, make_http_receiver(config, consumer, grace_s=grace_s, tokens=tokens, tls=context, io=self._io)
+        return grpc, make_http_receiver(config, consumer, io=self._io, grace_s=grace_s, tls=tls)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config
@@ -267,7 +266,7 @@ class Sidecar:
         config, queue = self.config, self.queue
         metrics = self.metrics
         metrics.set(table.CONFIG_DEGRADED, bool(self._problem))
-        metrics.set(table.CAPACITY_BYTES, config.queue_bytes, "queue")
+        metrics.set(table.CAPACITY_BYTES, queue.capacity_bytes, "queue")
         for of, most in (("engines", config.engines_max), ("configs", config.configs_max), ("servers", SERVERS_MAX)):
             metrics.set(table.CAPACITY, most, of)
         metrics.follow(table.SIZE, lambda: self._scraper.servers, "servers")

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -353,18 +353,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     warm_up_rows: ClassVar[int] = 64
     """Rows of a new engine process held until its one-time compilation can be told from its pace."""
 
-    def __deepcopy__(self, _memo: object) -> Self:
-        return self  # it is frozen; a copy of what holds it copies the reference
-
     @property
     def configs_max(self) -> int:
         """Configurations learned at once: every engine may have its own."""
         return self.engines_max
-
-    @property
-    def connections_max(self) -> int:
-        """Connections to the gRPC receiver; a newcomer beyond it is closed. An idle one costs 16 kB."""
-        return 8 * self.engines_max
 
     @property
     def block_s(self) -> float:
@@ -388,11 +380,6 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def timeout_ns(self) -> int:
         """``join_timeout_s`` in nanoseconds."""
         return int(self.join_timeout_s * 1e9)
-
-    @property
-    def queue_bytes(self) -> int:
-        """``queue_mib`` in bytes."""
-        return int(self.queue_mib * 2**20)
 
 
 PROFILES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(

@@ -14,6 +14,7 @@ from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
+from .access import TokenFile
 from .budget import BudgetFull, ReceiveBudget, Receiving
 from .forward import Forwarder
 from .queue import AdmissionQueue
@@ -33,6 +34,7 @@ class ExportConsumer:
         metrics: where it is counted.
         memory: while it is short, exports are refused.
         unix_nano: says when an export came in, 0 if that is not known.
+        tokens: who may send; None lets everybody.
         forward: passes on what the queue has no room for and what is not learned from. With it, exports for which there
             is no room are acknowledged, too: nothing of them is learned, and they are counted as refused.
         message_bytes_max: the largest message that is read.
@@ -42,8 +44,9 @@ class ExportConsumer:
         self,
         queue: AdmissionQueue,
         metrics: Metrics,
-        memory: MemoryGuard | None = None,
+        memory: MemoryGuard = MemoryGuard(None, int),  # noqa: B008 -- it never is
         unix_nano: Callable[[], int] = lambda: 0,
+        tokens: TokenFile | None = None,
         forward: Forwarder | None = None,
         message_bytes_max: int = 8 << 20,
     ) -> None:
@@ -53,13 +56,14 @@ class ExportConsumer:
         self._queue = queue
         self._metrics = metrics
         self._memory = memory
+        self._tokens = tokens
         self._unix_nano = unix_nano
         self._looking = asyncio.Lock()
         self._looked_at_bytes = 0
 
     def _refuses(self) -> Answer | None:
         """Why nothing is taken at this moment, whatever it is."""
-        if self._memory is None or not self._memory.is_short():
+        if not self._memory.is_short():
             return None
         self._queue.notify()
         return answer(Outcome.MEMORY)
@@ -67,6 +71,10 @@ class ExportConsumer:
     def count_call(self, transport: Transport, outcome: Outcome) -> None:
         """Count what became of a call, also of one that never got as far as an export."""
         self._metrics.add(table.REQUESTS, 1, transport, outcome)
+
+    def lets_in(self, authorization: str | None) -> bool:
+        """Whether who sends this ``Authorization`` may send."""
+        return self._tokens is None or self._tokens.accepts(authorization)
 
     @property
     def passes_on(self) -> bool:

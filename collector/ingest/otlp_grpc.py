@@ -23,7 +23,7 @@ from collector.config import Config, parse_endpoint
 from collector.runtime import IoLoop, cannot_listen
 from collector.telemetry import Outcome, Signal, Transport
 
-from .access import TokenFile
+from .access import TlsFiles
 from .budget import Receiving
 from .consumer import ExportConsumer
 from .forward import METHODS
@@ -42,6 +42,8 @@ HANDSHAKE_MS = 2_500
 """Whoever connects and says nothing holds a place for this long."""
 CALLS_MAX = 8
 """Calls open at once on one connection; an exporter has one."""
+CONNECTIONS_PER_ENGINE = 8
+"""A newcomer beyond those of ``engines_max`` is closed. An idle one costs 16 kB."""
 IDLE_S = 60.0
 """Connections without a call for so long are closed. A connection names a sender without an id."""
 METADATA_BYTES_MAX = 16 << 10
@@ -55,9 +57,8 @@ _Context = grpc.aio.ServicerContext[bytes, bytes]
 class _ExportHandler(grpc.GenericRpcHandler):
     """Routes the methods we serve; grpcio answers UNIMPLEMENTED to all others."""
 
-    def __init__(self, consumer: ExportConsumer, tokens: TokenFile | None) -> None:
+    def __init__(self, consumer: ExportConsumer) -> None:
         self._consumer = consumer
-        self._tokens = tokens
         self._methods: dict[Signal, grpc.RpcMethodHandler[bytes, bytes]] = {
             signal: grpc.stream_unary_rpc_method_handler(partial(self._export, signal)) for signal in Signal
         }
@@ -77,7 +78,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
 
     async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
         """Take the message in (None), or say why not."""
-        if self._tokens is not None and not self._tokens.accepts(_authorization(context)):
+        if not self._consumer.lets_in(_authorization(context)):
             self._consumer.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
             return answer(Outcome.UNAUTHENTICATED)
 
@@ -104,16 +105,15 @@ class OtlpGrpcReceiver:
         *,
         io: IoLoop,
         grace_s: float,
-        tokens: TokenFile | None = None,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.port = 0
         self._config = config
         self._io = io
         self._grace_s = grace_s
-        self._credentials = credentials
+        self._tls = tls
         self._health = grpc_health.HealthServicer()
-        self._handler = _ExportHandler(consumer, tokens)
+        self._handler = _ExportHandler(consumer)
         self._server: grpc.aio.Server | None = None
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class OtlpGrpcReceiver:
                 ("grpc.so_reuseport", 0),  # by default a second sidecar on the same port starts and shares it silently
                 ("grpc.max_receive_message_length", config.message_max_mib << 20),  # holds after decompression
                 ("grpc.max_concurrent_streams", CALLS_MAX),
-                ("grpc.max_allowed_incoming_connections", config.connections_max),
+                ("grpc.max_allowed_incoming_connections", CONNECTIONS_PER_ENGINE * config.engines_max),
                 ("grpc.max_metadata_size", METADATA_BYTES_MAX),
                 ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
                 ("grpc.max_connection_idle_ms", int(IDLE_S * 1000)),
@@ -147,10 +147,10 @@ class OtlpGrpcReceiver:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         endpoint = parse_endpoint(config.listen)
         try:
-            if self._credentials is None:
+            if self._tls is None:
                 self.port = server.add_insecure_port(str(endpoint))
             else:
-                self.port = server.add_secure_port(str(endpoint), self._credentials)
+                self.port = server.add_secure_port(str(endpoint), self._tls.grpc_credentials())
         except RuntimeError:
             why = "the port is in use or the address is not ours"
             raise cannot_listen(endpoint, "OTLP/gRPC", "listen", why) from None

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import ssl
 import zlib
 from functools import partial
 from http import HTTPStatus
@@ -28,7 +27,7 @@ from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
 
-from .access import TokenFile
+from .access import TlsFiles
 from .budget import Receiving
 from .consumer import ExportConsumer
 from .forward import PATHS
@@ -85,9 +84,8 @@ def _protobuf_of(text: bytes) -> bytes | Answer:
 class _ExportHandler:
     """Answers the requests of one endpoint; in the loop."""
 
-    def __init__(self, consumer: ExportConsumer, tokens: TokenFile | None) -> None:
+    def __init__(self, consumer: ExportConsumer) -> None:
         self._consumer = consumer
-        self._tokens = tokens
         self._parsing = asyncio.Lock()
 
     async def handle(self, request: web.BaseRequest) -> web.Response:
@@ -109,7 +107,7 @@ class _ExportHandler:
             return NOT_FOUND
         if request.method != "POST":
             return NOT_POST
-        if self._tokens is not None and not self._tokens.accepts(headers.get("Authorization")):
+        if not self._consumer.lets_in(headers.get("Authorization")):
             return NO_TOKEN
         known = (CONTENT_TYPE, JSON) if signal is Signal.TRACES else (CONTENT_TYPE,)
         if request.content_type not in known or _encoding(request) not in ("", "identity", "gzip"):
@@ -170,16 +168,9 @@ def make_http_receiver(
     *,
     io: IoLoop,
     grace_s: float,
-    tokens: TokenFile | None = None,
-    tls: ssl.SSLContext | None = None,
+    tls: TlsFiles | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
-    handler = _ExportHandler(consumer, tokens)
-    return HttpServer(
-        parse_endpoint(config.listen_http),
-        handler.handle,
-        ("OTLP/HTTP", "listen_http"),
-        io,
-        grace_s=grace_s,
-        tls=tls,
-    )
+    handle, context = _ExportHandler(consumer).handle, tls.context() if tls is not None else None
+    purpose = "OTLP/HTTP", "listen_http"
+    return HttpServer(parse_endpoint(config.listen_http), handle, purpose, io, grace_s=grace_s, tls=context)

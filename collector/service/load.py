@@ -22,7 +22,7 @@ with the tokens decoded meanwhile; prefix hits ÷ prompt tokens. Nothing is adde
 from __future__ import annotations
 
 import math
-from collections import deque
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import gt
@@ -41,7 +41,6 @@ HALF_LIFE_NS: Final = 30 * 10**9
 Chosen on c10_long; on c1, c2, c5, c6 and c7 any of 15 to 120 s predicts ITL about as well."""
 FORGET_NS: Final = 300 * 10**9
 """What a process was asked is forgotten when it was asked nothing for so long."""
-PROCESSES_MAX: Final = 128
 REQUESTS_MAX: Final = 4096
 """Of each process: the newest, by which it is told whom each of them met."""
 REQUESTS_MIN: Final = 5
@@ -128,8 +127,8 @@ class _Process:
     arrived_unix_ns: int = 0
     requests: float = 0.0
     """All that were ever counted."""
-    in_flight: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=REQUESTS_MAX))
-    """When each of the newest requests was queued, was first scheduled and finished, in seconds."""
+    in_flight: array[float] = field(default_factory=lambda: array("d"))
+    """When each of the newest requests was queued, was first scheduled and finished, in seconds, one behind another."""
 
     def add(self, unix_ns: int, sums: _Sums) -> None:
         """Add what happened at a time."""
@@ -164,14 +163,15 @@ class _Process:
         self.add(end_unix_ns, _Sums(1, prompt, output, cached, waited_s, decoding_s, 1, output - 1))
         end_s = end_unix_ns / 1e9
         queued_s = end_s - waited_s - decoding_s
-        self.in_flight.append((queued_s, queued_s + queue_s, end_s))
+        self.in_flight.extend((queued_s, queued_s + queue_s, end_s))
+        del self.in_flight[: -3 * REQUESTS_MAX]
 
     def load(self) -> _Sums:
         """The sums; where neither steps nor pages said whom a request met, with what the requests say of it."""
         sums = _Sums(*self.sums.tolist())
         if not self.in_flight or sums.decoding:
             return sums
-        ends_s = np.sort(np.array(self.in_flight), axis=0)
+        ends_s = np.sort(np.reshape(self.in_flight, (-1, 3)), axis=0)
         moments_s = np.sort(ends_s, axis=None)
         queued, scheduled, finished = (np.searchsorted(column, moments_s[:-1], side="right") for column in ends_s.T)
         running = scheduled - finished
@@ -180,9 +180,13 @@ class _Process:
 
 
 class RecentLoad:
-    """Belongs to the worker thread; what it tells is a new dictionary each time."""
+    """Belongs to the worker thread; what it tells is a new dictionary each time.
 
-    def __init__(self) -> None:
+    It keeps two processes for each of ``engines_max``, for the API process of an engine has another name.
+    """
+
+    def __init__(self, engines_max: int) -> None:
+        self._processes_max = 2 * engines_max
         self._processes: dict[str, _Process] = {}
         self._counted: dict[str, Counted] = {}
         """The last page of each server."""
@@ -208,7 +212,7 @@ class RecentLoad:
         """Add what one server counted since its last page; nothing of one that idles, and is scraped on."""
         for (_, instance), reading in zip(keys_of(page), page.engines, strict=True):
             before, now = self._counted.get(instance), reading.values
-            _keep_newest(self._counted, instance, now)
+            self._keep_newest(self._counted, instance, now)
             if before is not None and len(before) == len(now) and any(map(gt, now, before)):
                 process = self._process(instance, 0 if page.recording else page.unix_ns)
                 process.add(page.unix_ns, _sums_between(before, now))
@@ -217,8 +221,15 @@ class RecentLoad:
         """One process, which makes room for itself."""
         process = self._processes.get(instance) or _Process()
         process.arrived_unix_ns = arrived_unix_ns
-        _keep_newest(self._processes, instance, process)
+        self._keep_newest(self._processes, instance, process)
         return process
+
+    def _keep_newest(self, known: dict[str, T], name: str, value: T) -> None:
+        """Set a value, and let go of the one that was set least lately where there are too many."""
+        known.pop(name, None)
+        known[name] = value
+        if len(known) > self._processes_max:
+            del known[next(iter(known))]
 
     def forget_idle(self, now_unix_nano: int) -> None:
         """Let go of what was asked too long ago; of a recording nothing is."""
@@ -238,14 +249,6 @@ class RecentLoad:
             if mix is not None:
                 known[config.config_id] = mix
         return known
-
-
-def _keep_newest(known: dict[str, T], name: str, value: T) -> None:
-    """Set a value, and let go of the one that was set least lately where there are too many."""
-    known.pop(name, None)
-    known[name] = value
-    if len(known) > PROCESSES_MAX:
-        del known[next(iter(known))]
 
 
 def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:

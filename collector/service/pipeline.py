@@ -90,7 +90,7 @@ class Pipeline:
         """By configuration, why."""
         self._counts = Counts()
         self._skewed: set[str] = set()
-        self._load = RecentLoad()
+        self._load = RecentLoad(config.engines_max)
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
         self._mixes: dict[str, WorkloadProfile] = {}

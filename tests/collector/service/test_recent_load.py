@@ -28,7 +28,7 @@ def stock(count=10):
 
 
 def mix_after(*telemetry, config=CONFIG):
-    load = RecentLoad()
+    load = RecentLoad(1)
     for each in telemetry:
         load.record(each)
     return load.mixes([config], NOW).get(config.config_id)
@@ -119,7 +119,7 @@ def mix_as_predicted(pipeline):
 
 
 def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
-    load = RecentLoad()
+    load = RecentLoad(1)
     load.record(msgspec.structs.replace(stock(), arrived_unix_ns=NOW))
     assert load.mixes([CONFIG], NOW)
     assert load.mixes([CONFIG], NOW + 4 * 60 * 10**9)

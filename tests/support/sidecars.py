@@ -106,22 +106,21 @@ class SmallVolume(SystemFiles):
         self._directory = directory
         self._size_bytes = size_bytes
 
-    def _free_bytes(self) -> int:
-        return self._size_bytes - sum(path.stat().st_size for path in list(self._directory.iterdir()) if path.exists())
+    def volume(self, _: Path | None = None) -> SimpleNamespace:
+        used_bytes = sum(path.stat().st_size for path in list(self._directory.iterdir()) if path.exists())
+        return SimpleNamespace(free=max(self._size_bytes - used_bytes, 0), total=self._size_bytes)
+
+    def _fitting(self, data: bytes) -> bytes:
+        if len(data) > self.volume().free:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return data
 
     def write(self, descriptor: int, data: bytes) -> int:
-        if len(data) > self._free_bytes():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().write(descriptor, data)
+        return super().write(descriptor, self._fitting(data))
 
     def write_atomically(self, path: Path, data: bytes, mode: int) -> None:
         """A checkpoint."""
-        if len(data) > self._free_bytes():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write_atomically(path, data, mode)
-
-    def volume(self, _: Path) -> SimpleNamespace:
-        return SimpleNamespace(free=max(self._free_bytes(), 0), total=self._size_bytes)
+        write_atomically(path, self._fitting(data), mode)
 
 
 @contextlib.contextmanager

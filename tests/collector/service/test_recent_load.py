@@ -120,7 +120,8 @@ def mix_as_predicted(pipeline):
 
 def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
     load = RecentLoad(1)
-    load.record(msgspec.structs.replace(stock(), arrived_unix_ns=NOW))
+    for name in ("vllm-0", "its API process"):
+        load.record(msgspec.structs.replace(stock(), instance=name, arrived_unix_ns=NOW))
     assert load.mixes([CONFIG], NOW)
     assert load.mixes([CONFIG], NOW + 4 * 60 * 10**9)
     assert not load.mixes([CONFIG], NOW + 5 * 60 * 10**9)

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from collector import __version__
@@ -94,7 +93,6 @@ class Sidecar:
         io: IoLoop | None = None,
     ) -> None:
         """``problem`` of the configuration given keeps the pages closed; ``io`` is the loop, if there is one."""
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.config, self._clock, self._problem = config, clock, problem
         self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-import prometheus_client
 from prometheus_client import CollectorRegistry
 
 from collector import __version__
@@ -38,7 +37,6 @@ class FleetService:
     """``start`` once, ``stop`` once."""
 
     def __init__(self, puller: Puller, config: Config, clock: Clock, *, interval_s: float) -> None:
-        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
         self.health = Health(clock)
         self._io = IoLoop()

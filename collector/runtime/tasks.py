@@ -51,12 +51,10 @@ class SteadyClock:
 
 
 class Health:
-    """Written by the subsystems, read by the HTTP and gRPC health endpoints."""
+    """Written by the subsystems, each by its name; read by the HTTP and gRPC health endpoints."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
-        """Guards the parts."""
         self._parts: dict[str, tuple[int, int]] = {}
         """Nanoseconds within which each has to check in, and when the next time is due."""
         self._serving = False
@@ -64,25 +62,20 @@ class Health:
     def register(self, name: str, timeout_s: float) -> None:
         """From now on ``name`` has to check in at least every ``timeout_s``."""
         timeout_ns = int(timeout_s * 1e9)
-        with self._lock:
-            self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns
+        self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns
 
     def check_in(self, name: str, pause_s: float = 0.0) -> None:
-        """The subsystem is at work, and will be again after a pause; of no effect once it is unregistered."""
-        with self._lock:
-            if name in self._parts:
-                timeout_ns, _ = self._parts[name]
-                self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
+        """The subsystem, which is registered, is at work, and will be again after a pause."""
+        timeout_ns, _ = self._parts[name]
+        self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
 
     def unregister(self, name: str) -> None:
         """The subsystem ended as it should."""
-        with self._lock:
-            self._parts.pop(name, None)
+        del self._parts[name]
 
     def fail(self, name: str) -> None:
         """The subsystem has died and does not come back: it is late from now on."""
-        with self._lock:
-            self._parts[name] = 0, -1
+        self._parts[name] = 0, -1
 
     def set_serving(self, serving: bool) -> None:
         """The receivers are open (or not any more)."""
@@ -91,8 +84,7 @@ class Health:
     def late(self) -> tuple[str, ...]:
         """Subsystems that missed their deadline."""
         now_ns = self._clock.monotonic_ns()
-        with self._lock:
-            return tuple(name for name, (_, due_ns) in self._parts.items() if now_ns > due_ns)
+        return tuple(name for name, (_, due_ns) in self._parts.copy().items() if now_ns > due_ns)
 
     def probe_alive(self) -> tuple[bool, dict[str, object]]:
         """Whether every part has checked in in time, and for a page those that have not."""

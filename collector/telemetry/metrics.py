@@ -48,9 +48,11 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
-        from prometheus_client.platform_collector import PlatformCollector  # noqa: PLC0415 -- see above
+        from prometheus_client import disable_created_metrics  # noqa: PLC0415 -- see above
+        from prometheus_client.platform_collector import PlatformCollector  # noqa: PLC0415
         from prometheus_client.process_collector import ProcessCollector  # noqa: PLC0415
 
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
         self.registry = registry
         self._live: dict[Row, Any] = {}
         for metric in table:

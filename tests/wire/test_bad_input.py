@@ -14,7 +14,6 @@ from functools import partial
 import grpc
 import pytest
 
-from collector.config import Config
 from collector.ingest.otlp_grpc import METHOD
 from collector.runtime.filesystem import resident_bytes
 from collector.telemetry.reasons import Outcome, Skip
@@ -37,7 +36,7 @@ STEPS = itertools.count(1_000, 10)
 @pytest.fixture
 def sidecar(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.ingest.budget.RECEIVE_TIMEOUT_S", 2.0)
-    monkeypatch.setattr(Config, "connections_max", 64)
+    monkeypatch.setattr("collector.ingest.otlp_grpc.CONNECTIONS_PER_ENGINE", 1)
     with running_sidecar(tmp_path) as made:
         yield made
 
@@ -234,8 +233,7 @@ def test_a_thousand_connections_find_a_bounded_number_of_places(sidecar, receive
 
 def test_connections_without_a_call_are_closed_when_they_have_been_idle_for_too_long(tmp_path, monkeypatch):
     monkeypatch.setattr("collector.ingest.otlp_grpc.IDLE_S", 0.5)
-    monkeypatch.setattr(Config, "connections_max", 8)
-    with running_sidecar(tmp_path) as sidecar, contextlib.ExitStack() as stack:
+    with running_sidecar(tmp_path, ENGINES_MAX="1") as sidecar, contextlib.ExitStack() as stack:
         for _ in range(20):
             client = stack.enter_context(socket.create_connection(("127.0.0.1", sidecar.grpc_port), 60))
             with contextlib.suppress(OSError):

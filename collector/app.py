@@ -13,7 +13,6 @@ last so that a scrape still sees it.
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -217,12 +216,7 @@ class Sidecar:
         # gRPC holds a message twice for a moment, and what is on its way comes on top of what is in use
         room = 2 * (self.config.message_max_mib << 20)
         guard = MemoryGuard(limit and max(limit - room, limit // 2), resident_bytes)
-        return MemoryLimiter(guard, self._shed_memory, clock)
-
-    def _shed_memory(self) -> None:
-        self.pipeline.shed_memory()
-        gc.collect()  # what waited refers to each other
-        self.metrics.merge(self.pipeline.take_counts())
+        return MemoryLimiter(guard, self.pipeline.shed_memory, clock)
 
     def _make_receivers(self, clock: Clock) -> tuple[OtlpGrpcReceiver, HttpServer | None]:
         config = self.config

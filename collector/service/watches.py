@@ -5,6 +5,7 @@ Each belongs to the worker's thread, so that it may touch the pipeline.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 from collections.abc import Callable
@@ -89,3 +90,4 @@ class MemoryLimiter:
         elif now_ns >= self._shed_ns:
             self._shed_ns = now_ns + CHECK_EVERY_NS
             self._shed()
+            gc.collect()  # what waited refers to each other

@@ -117,6 +117,7 @@ class Worker:
                 self._learn(read_unlearned, {})
         if not self._behind:
             self._learn_from_queue(wait_s)
+        self._metrics.merge(self._pipeline.take_counts())
         for watch in self._watches:
             watch()
         self._durability.tick()
@@ -161,4 +162,3 @@ class Worker:
             _log.exception("batch failed")
         self._spans_in_hand = 0
         self._durability.record_batch()
-        self._metrics.merge(self._pipeline.take_counts())

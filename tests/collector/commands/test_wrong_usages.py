@@ -16,6 +16,7 @@ CONFIGS = {
     "durability": "durability: lok",
     "learners": "learners: [rsl]",
     "itl_ms": "itl_ms: fast",
+    "model_config": "model_config: /nowhere",
 }
 
 

@@ -40,11 +40,6 @@ def test_the_farthest_configuration_is_to_be_measured_next(tmp_path, capsys):
     assert coverages[-1] > 0.0
 
 
-def test_nothing_usable_is_a_failure(tmp_path, capsys):
-    assert main(["lab", "donors", str(tmp_path)]) == 1
-    assert "no donor among them" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["broken.bin", "none.bin", "empty"])
 def test_donors_in_the_configuration_must_be_states(name, tmp_path, capsys):
     (tmp_path / "broken.bin").write_bytes(b"no")

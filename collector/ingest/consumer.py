@@ -63,10 +63,7 @@ class ExportConsumer:
 
     def _refuses(self) -> Answer | None:
         """Why nothing is taken at this moment, whatever it is."""
-        if not self._memory.is_short():
-            return None
-        self._queue.notify()
-        return answer(Outcome.MEMORY)
+        return answer(Outcome.MEMORY) if self._memory.is_short() else None
 
     def count_call(self, transport: Transport, outcome: Outcome) -> None:
         """Count what became of a call, also of one that never got as far as an export."""

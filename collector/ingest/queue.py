@@ -125,15 +125,10 @@ class AdmissionQueue:
             self._tell_waiting()
             self._work.notify_all()
 
-    def notify(self) -> None:
-        """The worker need not sleep on, although there is nothing for it to take: it has more to look after."""
-        with self._work:
-            self._work.notify()
-
     # --- the worker's side ------------------------------------------------------------------------------------------
 
     def take(self, bytes_max: int, timeout_s: float) -> QueueBatch | None:
-        """Exports that came together, oldest first, or None when there is no batch yet; may return early."""
+        """Exports that came together, oldest first, or None when there is no batch yet."""
         with self._work:
             if not self._items and not self._closed:
                 self._work.wait(timeout_s)

@@ -45,7 +45,6 @@ from collector.config import (
     Config,
     ConfigError,
     explain_key,
-    explain_keys,
     json_schema,
     load_or_degrade,
     scraping,
@@ -428,7 +427,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
 def config_explain(key: str) -> int:
     """What a key means and takes; without KEY, every key."""
     try:
-        say(explain_key(key.removeprefix(ENV_PREFIX).lower()) if key else explain_keys())
+        say(explain_key(key.removeprefix(ENV_PREFIX).lower()))
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK

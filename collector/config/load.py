@@ -308,19 +308,16 @@ def every_key() -> list[Key]:
     ]
 
 
-def explain_keys() -> str:
-    """The meaning of every key, as text."""
-    width = max(len(key.name) for key in every_key())
-    return "\n".join(f"{key.name:<{width}}  {key.meaning.replace('`', '')}" for key in every_key())
-
-
 def explain_key(name: str) -> str:
-    """What a key means, as text.
+    """What a key means and takes, as text; of no name, what every key means.
 
     Raises:
         ValueError: nothing has this name; the message says what to type.
     """
     keys = {key.name: key for key in every_key()}
+    if not name:
+        width = max(map(len, keys))
+        return "\n".join(f"{key.name:<{width}}  {key.meaning.replace('`', '')}" for key in keys.values())
     if name not in keys:
         raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
     key = keys[name]

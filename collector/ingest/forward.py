@@ -37,7 +37,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 
-from collector.config import Config, ConfigError, parse_endpoint, read_file
+from collector.config import Config, ConfigError, Endpoint, parse_endpoint, read_file
 from collector.decode import Export
 from collector.runtime import Background, Clock, Health, IoLoop
 from collector.runtime.http import open_session
@@ -287,10 +287,9 @@ def without_scopes(payload: bytes, scopes: frozenset[str]) -> bytes:
 
 
 def _refuse_loop(config: Config) -> None:
-    host, port = _address(config)
-    for listening in filter(None, (config.listen, config.listen_http)):
-        own = parse_endpoint(listening)
-        if port == own.port and _is_reached(host, own.address):
+    target = _address(config)
+    for own in map(parse_endpoint, filter(None, (config.listen, config.listen_http))):
+        if target.port == own.port and _is_reached(target.address, own.address):
             raise ConfigError("forward", f"{config.forward} is where this sidecar itself receives")
 
 
@@ -311,12 +310,12 @@ def _is_ours(address: str) -> bool:
     return True
 
 
-def _address(config: Config) -> tuple[str, int]:
+def _address(config: Config) -> Endpoint:
     try:
         parts = urlsplit(config.forward)
     except ValueError as error:  # brackets around what is no IPv6 address
         raise ConfigError("forward", str(error)) from None
-    return parts.hostname or "", parts.port or (4317 if parts.scheme.startswith("grpc") else 4318)
+    return Endpoint(parts.hostname or "", parts.port or (4317 if parts.scheme.startswith("grpc") else 4318))
 
 
 def _headers(config: Config) -> dict[str, str]:
@@ -338,8 +337,7 @@ class _GrpcBackend:
 
     def __init__(self, config: Config, headers: Mapping[str, str]) -> None:
         self._metadata = tuple(headers.items())
-        host, port = _address(config)
-        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        target = str(_address(config))
         options = [("grpc.max_reconnect_backoff_ms", int(PAUSE_MAX_S * 1000))]
         if config.forward.startswith("grpcs"):
             roots = Path(config.ca_file).read_bytes() if config.ca_file else None  # the scraper has looked at it

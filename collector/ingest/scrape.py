@@ -5,8 +5,8 @@
 
 **How often.** Every ``scrape_interval_s``; after k failures in a row 2^k times as rarely, up to ``BACKOFF_MAX_S``.
 
-**Who it is.** A server is asked that too (:mod:`.discovery`), every ``RETRY_S`` until it has answered, then every
-``DISCOVER_S``, for servers restart with other flags. So are the servers of ``discover``, which get no token.
+**Who it is.** A server is asked that too (:mod:`.discovery`), every ``REFRESH_S``, for servers restart with other
+flags. So are the servers of ``discover``, which get no token.
 
 **What comes.** Every server has a task in the loop, over a connection that is kept; an answer is bounded in time and
 bytes, redirects are refused. Pages wait in a bounded queue for the worker; beyond it the oldest go, counted: a window
@@ -45,9 +45,7 @@ BACKOFF_MAX_S = 30.0
 TIMEOUT_S = 2.0
 """How long a page may take."""
 REFRESH_S = 30.0
-"""How often names are looked up again."""
-RETRY_S, DISCOVER_S = 30.0, 60.0
-"""How often a server is asked who it is, before it has said that and from then on."""
+"""How often names are looked up again, and servers are asked who they are."""
 SERVERS_MAX = 256
 """Servers asked, of all targets together."""
 QUEUE_PAGES = 1024
@@ -286,10 +284,9 @@ class Scraper:
 
     async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
         answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token().strip())
-        if not answers:
-            return RETRY_S
-        self._tell(pattern, answers)
-        return DISCOVER_S
+        if answers:
+            self._tell(pattern, answers)
+        return REFRESH_S
 
 
 def _tls(config: Config) -> ssl.SSLContext:

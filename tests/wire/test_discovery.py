@@ -117,7 +117,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
 
 
 def test_a_server_that_has_not_answered_is_asked_who_it_is_again(monkeypatch):
-    monkeypatch.setattr("collector.ingest.scrape.RETRY_S", 0.05)
+    monkeypatch.setattr("collector.ingest.scrape.REFRESH_S", 0.05)
     answers, told, io = iter([503] * 3), {}, IoLoop()
     with PageServer(lambda path, _: (next(answers, 200), {}, GOOD[path])) as server:
         scraper = Scraper(Config(discover=(server.url.removesuffix("/metrics"),)), Clock(), io, tell=told.__setitem__)

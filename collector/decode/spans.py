@@ -14,8 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -64,11 +63,8 @@ def read_columns(
     return rows, fates
 
 
-def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> CoreSpan:
-    """A request of the engine core; raises Rejected with the reason it cannot be used.
-
-    Foreign events are left out. ``check_time`` raises it of a time of the wall clock at which nothing can have ended.
-    """
+def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
+    """A request of the engine core, foreign events left out; raises Rejected with the reason it cannot be used."""
     if len(span.events) > _AT_ONCE:
         raise Rejected(Skip.OUT_OF_RANGE)
     events = [event for event in span.events if event.name in words.MARK_KINDS]
@@ -78,7 +74,7 @@ def core_span(span: Any, counts: Counts, check_time: Callable[[int], None]) -> C
     marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, told, strict=True)]
     _check_order(marks)
     last = events[-1]
-    check_time(last.time_unix_nano)
+    _check_time(told, last.time_unix_nano)
     finish = None
     if marks[-1].kind is SpanEventKind.FINISHED:
         finish = _FINISHES.get(last.attributes[words.FINISH].string_value, Finish.ERROR)
@@ -203,32 +199,31 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> Iterator[Telemetry]:
+def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
     """What each resource of each export says, in order; what cannot be used is counted.
 
     Times far ahead of an export's arrival are out of range.
     """
+    reader = _Reader(admit_span, counts)
     for export in exports:
         try:
             request = ReadExport.FromString(export.payload)
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
-            yield from _Reader(export, admit_span, counts).read(request)
+            reader.read(request, export)
+    return reader.told()
 
 
 class _Reader:
-    """Reads one export. Resources that say the same of themselves are one, as in the batches of a Collector.
+    """Reads exports. Resources of one that say the same of themselves are one, as in the batches of a Collector.
 
     Events become columns together, whosever they are: a call of numpy costs more than what it does for an event.
     """
 
-    def __init__(self, export: Export, admit_span: AdmitSpan, counts: Counts) -> None:
-        self._export, self._admit_span, self._counts = export, admit_span, counts
-        self._latest_unix_ns = latest_unix_ns(export.arrived_unix_ns)
+    def __init__(self, admit_span: AdmitSpan, counts: Counts) -> None:
+        self._admit_span, self._counts = admit_span, counts
         self._told: list[Telemetry] = []
-        self._numbers: dict[tuple[object, ...], int] = {}
-        """Places among those, by what resources say of themselves."""
         self._events: dict[str, tuple[list[Any], list[int]]] = {
             words.SUMMARY_EVENT: ([], []),
             words.SNAPSHOT_EVENT: ([], []),
@@ -237,37 +232,25 @@ class _Reader:
         self._columns: dict[str, list[tuple[NDArray[np.int64], NDArray[np.void]]]] = {name: [] for name in self._events}
         """Places, and rows."""
 
-    def read(self, request: Any) -> list[Telemetry]:
-        """All that can be used of it."""
+    def read(self, request: Any, export: Export) -> None:
+        """Read one export."""
+        numbers: dict[tuple[object, ...], int] = {}
         for spans in request.resource_spans:
-            number = self._number_of(spans.resource.attributes)
+            told = _resource(spans.resource.attributes, export)
+            number = numbers.setdefault((told.instance, told.host, *told.facts.items()), len(self._told))
+            if number == len(self._told):
+                self._told.append(told)
             for scope_spans in spans.scope_spans:
                 for span in scope_spans.spans:
                     self._add(number, scope_spans.scope.name, span)
+
+    def told(self) -> list[Telemetry]:
+        """All that can be used of what was read."""
         for told, steps in self._by_owner(words.SUMMARY_EVENT):
             told.steps = steps
         for told, snapshots in self._by_owner(words.SNAPSHOT_EVENT):
             told.snapshots = snapshots
         return self._told
-
-    def _number_of(self, attributes: Any) -> int:
-        """The place of what a resource says."""
-        said = words.scalars(attributes, words.resource_keys(attributes))
-        instance, known = words.instance_of(said, self._export.peer), facts(said)
-        host = str(said.get(words.HOST, ""))[: words.FACT_LENGTH_MAX]
-        number = self._numbers.setdefault((instance, host, *known.items()), len(self._told))
-        if number == len(self._told):
-            self._told.append(
-                Telemetry(
-                    instance=instance,
-                    facts=known,
-                    host=host,
-                    peer=self._export.peer,
-                    recording=self._export.recording,
-                    arrived_unix_ns=self._export.arrived_unix_ns,
-                )
-            )
-        return number
 
     def _add(self, number: int, scope: str, span: Any) -> None:
         """Add a span, and count it and its events."""
@@ -287,7 +270,7 @@ class _Reader:
                         self._read_events(event.name)
             elif scope == words.CORE_SCOPE:
                 self._check(told, span)
-                told.core.append(core_span(span, counts, partial(self._check_time, told)))
+                told.core.append(core_span(span, counts, told))
             elif (scope, span.name) == (words.API_SCOPE, words.API_SPAN):
                 self._check(told, span)
                 told.api.append(api_span(span, counts))
@@ -313,24 +296,19 @@ class _Reader:
         ):
             raise Rejected(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
         end_unix_ns = span.end_time_unix_nano
-        self._check_time(told, end_unix_ns)
+        _check_time(told, end_unix_ns)
         if span.start_time_unix_nano > end_unix_ns:
             raise Rejected(Skip.INVALID)
         if reason := self._admit_span(told.instance, span.span_id, end_unix_ns):
             raise Rejected(reason)
 
-    def _check_time(self, told: Telemetry, unix_ns: int) -> None:
-        """Raises Rejected of a time at which nothing can have ended; the newest one ahead is remembered."""
-        if not words.UNIX_MIN <= unix_ns <= self._latest_unix_ns:
-            if unix_ns > self._latest_unix_ns:
-                told.too_new_unix_ns = max(told.too_new_unix_ns, unix_ns)
-            raise Rejected(Skip.OUT_OF_RANGE)
-
     def _read_events(self, name: str) -> None:
         """Make columns of what waits; no longer does it."""
         events, owners = self._events[name]
         if name == words.SUMMARY_EVENT:
-            rows, fates = self._summaries(events)
+            places, own = np.unique(owners, return_inverse=True)
+            latest = np.array([latest_unix_ns(self._told[place].arrived_unix_ns) for place in places])
+            rows, fates = _summaries(events, latest[own])
         else:
             rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
         for fate, count in Counter(fates.tolist()).items():
@@ -347,41 +325,59 @@ class _Reader:
         if not self._columns[name]:
             return
         owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
-        if len(self._told) == 1:
-            yield self._told[0], rows
-            return
         order = np.argsort(owners, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
             yield self._told[owners[part[0]]], rows[part]
 
-    def _summaries(self, events: Sequence[Any]) -> tuple[StepColumns, NDArray[np.object_]]:
-        """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
-        steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
-        steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
-        told = [event.attributes for event in events]
-        steps["kv_usage_ratio"] = [
-            each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in told
-        ]
-        unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
-        within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= self._latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
-        agreeing = steps["prefill_tokens"] + steps["decode_tokens"] == steps["scheduled_tokens"]
-        agreeing &= steps["ts_end_ns"] >= steps["ts_start_ns"]
-        agreeing &= steps["kv_blocks_free"] <= steps["kv_blocks_total"]
-        sound = fates == table.ACCEPTED
-        fates[sound & ~agreeing] = Skip.INVALID
-        fates[sound & ~within] = Skip.OUT_OF_RANGE
-        fates[sound & np.isnan(usage)] = Skip.MISSING_ATTRIBUTE
-        return steps, fates
+
+def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tuple[StepColumns, NDArray[np.object_]]:
+    """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
+    steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
+    steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
+    told = [event.attributes for event in events]
+    steps["kv_usage_ratio"] = [
+        each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in told
+    ]
+    unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
+    within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
+    agreeing = steps["prefill_tokens"] + steps["decode_tokens"] == steps["scheduled_tokens"]
+    agreeing &= steps["ts_end_ns"] >= steps["ts_start_ns"]
+    agreeing &= steps["kv_blocks_free"] <= steps["kv_blocks_total"]
+    sound = fates == table.ACCEPTED
+    fates[sound & ~agreeing] = Skip.INVALID
+    fates[sound & ~within] = Skip.OUT_OF_RANGE
+    fates[sound & np.isnan(usage)] = Skip.MISSING_ATTRIBUTE
+    return steps, fates
 
 
-def facts(attributes: Mapping[str, Value]) -> dict[str, str]:
-    """Configuration facts of a resource: ``vllm.<knob>`` and the GPU's name, as strings of bounded length.
+def _check_time(told: Telemetry, unix_ns: int) -> None:
+    """Raises Rejected of a time at which nothing can have ended; the newest one ahead is remembered."""
+    latest = latest_unix_ns(told.arrived_unix_ns)
+    if not words.UNIX_MIN <= unix_ns <= latest:
+        if unix_ns > latest:
+            told.too_new_unix_ns = max(told.too_new_unix_ns, unix_ns)
+        raise Rejected(Skip.OUT_OF_RANGE)
+
+
+def _resource(attributes: Any, export: Export) -> Telemetry:
+    """What a resource says of itself."""
+    named = sorted([key for key in attributes if key.startswith(words.FACT_PREFIX)])[: words.FACTS_MAX]
+    said = words.scalars(attributes, (words.INSTANCE, words.POD, words.SERVICE, words.HOST, words.GPU_NAME, *named))
+    return Telemetry(
+        instance=words.instance_of(said, export.peer),
+        facts=_facts(said, (words.GPU_NAME, *named)),
+        host=str(said.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
+        peer=export.peer,
+        recording=export.recording,
+        arrived_unix_ns=export.arrived_unix_ns,
+    )
+
+
+def _facts(said: Mapping[str, Value], keys: Iterable[str]) -> dict[str, str]:
+    """Configuration facts of a resource: those of these keys, as strings of bounded length.
 
     The role of a server is in the name of its service, unless it is told.
     """
-    _, _, role = str(attributes.get(words.SERVICE, "")).rpartition("-")
+    _, _, role = str(said.get(words.SERVICE, "")).rpartition("-")
     told = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
-    for key, value in attributes.items():
-        if key.startswith(words.FACT_PREFIX) or key in words.FACT_KEYS:
-            told[key] = str(value)[: words.FACT_LENGTH_MAX]
-    return told
+    return told | {key: str(said[key])[: words.FACT_LENGTH_MAX] for key in keys if key in said}

@@ -24,7 +24,7 @@ SNAPSHOT_EVENT: Final = "step.REQUEST_SNAPSHOT"
 JOURNEY_PREFIX: Final = "journey."
 
 FACTS_MAX: Final = 128
-"""Attributes of a resource read as facts; vLLM's plugin sends at most 24."""
+"""Attributes of a resource, behind the prefix of facts, that are read; vLLM's plugin sends at most 24."""
 
 SPAN_ID_BYTES: Final = 8
 TRACE_ID_BYTES: Final = 16
@@ -145,8 +145,7 @@ ROLES: Final = ("prefill", "decode")
 """What the name of a service ends with, behind a hyphen, where different servers compute prompts and answers."""
 HOST: Final = "host.name"
 FACT_PREFIX: Final = "vllm."
-FACT_KEYS: Final = frozenset({"hw.gpu.name"})
-SENDER_KEYS: Final = (INSTANCE, POD, SERVICE, HOST, *FACT_KEYS)
+GPU_NAME: Final = "hw.gpu.name"
 FACT_LENGTH_MAX: Final = 256
 NAME_LENGTH_MAX: Final = 256
 """Of an emitter's name, which is kept, and in every snapshot; who has a longer one is left out, since a cut name may be
@@ -164,11 +163,6 @@ class Rejected(Exception):
     def __init__(self, reason: Skip) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def resource_keys(attributes: Iterable[str]) -> list[str]:
-    """Of a resource's attributes, those that are read: who sends, and so many facts as are bounded."""
-    return [*SENDER_KEYS, *sorted(key for key in attributes if key.startswith(FACT_PREFIX))[:FACTS_MAX]]
 
 
 def scalars(attributes: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Value]:

@@ -70,8 +70,8 @@ def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
     events = [event for event in span.events if event.name in words.MARK_KINDS]
     if not events:
         raise Rejected(Skip.UNKNOWN_SCOPE)
-    told = [_read_mark(event.attributes) for event in events]
-    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, told, strict=True)]
+    numbers = [_read_mark(event.attributes) for event in events]
+    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, numbers, strict=True)]
     _check_order(marks)
     last = events[-1]
     _check_time(told, last.time_unix_nano)
@@ -82,7 +82,7 @@ def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
-        prompt_tokens=told[-1][3],
+        prompt_tokens=numbers[-1][3],
         marks=tuple(marks),
         finish=finish,
         unix_minus_mono_ns=last.time_unix_nano - marks[-1].ts_ns,

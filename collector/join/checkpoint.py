@@ -11,26 +11,20 @@ a default, set in its ``of`` and read in its ``restore``. A new kind of emitter 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 
 from collector.config import Config
 from collector.identity import Fact, FactSource
 from collector.join.api_queueing import ApiQueueing
 from collector.join.inferred import ApiProcess, Sums
 from collector.join.pages import PageEngine
-from online import RowBlock, Target
 
-from .emitter import Emitter, Scheduling, TargetRows
+from .emitter import Emitter, Scheduling
 from .engine import Engine
+from .events import Marks
 from .passes import PassEngine
-
-MARKS_MAX = 4096
-"""Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 
 FRONT_ENDS_MAX = 1024
 """A page may count anything."""
@@ -38,44 +32,9 @@ FRONT_ENDS_MAX = 1024
 Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """Up to what a sender may say a time is."""
 
-Marks = dict[Target, int]
-"""By target: until when (wall clock ns) rows were emitted."""
-
 
 class CheckpointError(ValueError):
     """A checkpoint that this version cannot read; the text says where."""
-
-
-class RowWatermarks:
-    """Until when the rows of each emitter were emitted, and which rows an earlier process emitted already."""
-
-    def __init__(self, restored: Mapping[str, Marks] | None = None) -> None:
-        self._restored = restored or {}
-        self.emitted = OrderedDict((instance, dict(marks)) for instance, marks in self._restored.items())
-        """By instance."""
-
-    def record(self, rows: RowBlock, target: Target, engines: Mapping[int, str]) -> None:
-        """Rows of a configuration were emitted; ``engines``: the instances whose numbers they bear."""
-        for number, instance in engines.items():
-            ends_ns = rows.end_ns[rows.engine == number]
-            if len(ends_ns):
-                marks = self.emitted.setdefault(instance, {})
-                marks[target] = max(marks.get(target, 0), int(ends_ns.max()))
-        while len(self.emitted) > MARKS_MAX:
-            self.emitted.popitem(last=False)
-
-    def without_emitted(self, instance: str, rows: list[TargetRows]) -> tuple[list[TargetRows], int]:
-        """The rows that no earlier process has emitted, and how many it has."""
-        marks = self._restored.get(instance)
-        if marks is None:
-            return rows, 0
-        new, before = [], 0
-        for target, block in rows:
-            stop = int(np.searchsorted(block.end_ns, marks.get(target, 0), side="right"))
-            before += stop
-            if stop < len(block):
-                new.append(TargetRows(target, block.slice(stop, len(block)) if stop else block))
-        return new, before
 
 
 class Calibration(msgspec.Struct):

@@ -39,6 +39,17 @@ class Liveness(enum.IntEnum):
     """Nothing more will come, or is believed to."""
 
 
+class Waiting(NamedTuple):
+    """What has given no rows yet.
+
+    ``needed_unix_ns``: event time from which on telemetry is needed for the rows to come; None where none is.
+    """
+
+    steps: int = 0
+    requests: int = 0
+    needed_unix_ns: int | None = None
+
+
 class TargetRows(NamedTuple):
     """Rows of one target, in event-time order."""
 
@@ -51,6 +62,7 @@ class Emitter(abc.ABC):
 
     Attributes:
         number: its own, which its rows bear.
+        counts: what is counted of it; those of a joiner all count in one place.
         config_id: the configuration that learns from it; empty while it has none of its own.
         server: whom a page or passes are of.
         machine: where it runs, empty if unknown; None while nothing was heard of it since a restart of ours.
@@ -80,16 +92,16 @@ class Emitter(abc.ABC):
         """Under which it is held."""
         return self.recording, self.instance
 
-    def record_sender(self, telemetry: Telemetry) -> None:
-        """Note where it runs and, of one that no checkpoint had, when it began."""
-        if self.machine is None:
-            self.machine = telemetry.host or (_HERE if is_here(telemetry.peer) else "")
-            self.begun_unix_ns = 0 if self.config_id else newest_unix_ns(telemetry)
+    def record(self, arrived_unix_ns: int, telemetry: Telemetry | None) -> None:
+        """Note when something of it came, by the clock here (0: nobody knows), and who sent it.
 
-    def record_arrival(self, arrived_unix_ns: int) -> None:
-        """Note when something of it came, by the clock here; 0: nobody knows."""
+        Of one that no checkpoint had, its first telemetry tells when it began.
+        """
         self.last_seen_unix_ns = arrived_unix_ns or self.last_seen_unix_ns
         self.liveness, self.is_changed = Liveness.LIVE, True
+        if self.machine is None and telemetry is not None:
+            self.machine = telemetry.host or (_HERE if is_here(telemetry.peer) else "")
+            self.begun_unix_ns = 0 if self.config_id else newest_unix_ns(telemetry)
 
     def count(self, reason: RowDrop | JoinEvent, number: int = 1) -> None:
         """So many rows were dropped, or so often something happened."""
@@ -135,19 +147,9 @@ class Emitter(abc.ABC):
         return 0
 
     @property
-    def needed_unix_ns(self) -> int | None:
-        """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
-        return None
-
-    @property
-    def pending_steps(self) -> int:
-        """Steps that have given no rows."""
-        return 0
-
-    @property
-    def open_requests(self) -> int:
-        """Finished requests that have given no rows yet."""
-        return 0
+    def waiting(self) -> Waiting:
+        """What it has told that has given no rows yet."""
+        return Waiting()
 
     @property
     def span_share(self) -> float | None:
@@ -163,11 +165,6 @@ class Emitter(abc.ABC):
     def unseen(self) -> str:
         """Why a part of it may be missing although that shows nowhere; empty where nothing speaks for it."""
         return ""
-
-    @property
-    def is_duplicate(self) -> bool:
-        """Whether another emitter tells more of the same engine."""
-        return self.duplicate_of is not None
 
     @property
     def identity(self) -> dict[str, Fact]:
@@ -186,11 +183,6 @@ class Emitter(abc.ABC):
         ended_ns, models = self.event_unix_ns, {self.facts.get("model"), heir.facts.get("model")}
         is_over = ended_ns <= heir.begun_unix_ns and ended_ns < heir.event_unix_ns - late_ns
         return is_over and (None in models or len(models) == 1)
-
-    def take_counts(self) -> Counts:
-        """Counts since the last call."""
-        counts, self.counts = self.counts, Counts()
-        return counts
 
 
 def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:

@@ -20,7 +20,7 @@ from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import JoinEvent, RowDrop
 from online import Quality, Target
 
-from .emitter import Emitter, Liveness, Scheduling, TargetRows
+from .emitter import Emitter, Liveness, Scheduling, TargetRows, Waiting
 from .inferred import EngineCalibration, KvTimeline
 from .process import EngineProcess
 from .requests import PendingRequest
@@ -91,19 +91,10 @@ class Engine(Emitter):
         return self.calibration.step_share
 
     @property
-    def open_requests(self) -> int:
-        """Finished requests that still wait."""
-        return sum(len(process.requests) for process in self.processes)
-
-    @property
-    def needed_unix_ns(self) -> int | None:
-        """Event time from which on its telemetry is needed for the rows to come; None while there is none."""
-        return min(filter(None, (process.needed_unix_ns for process in self.processes)), default=None)
-
-    @property
-    def pending_steps(self) -> int:
-        """Steps that have given no rows."""
-        return sum(process.pending_steps for process in self.processes)
+    def waiting(self) -> Waiting:
+        """What has given no rows yet, of all its processes."""
+        steps, requests, needed_unix_ns = zip(*(process.waiting for process in self.processes), strict=True)
+        return Waiting(sum(steps), sum(requests), min(filter(None, needed_unix_ns), default=None))
 
     @property
     def scheduling(self) -> Scheduling:

@@ -15,19 +15,25 @@ time at which they came, none is late.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 from collector.config import Config
 from collector.identity import Fact
+from collector.telemetry import RowDrop
 from online import Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
 
+MARKS_MAX = 4096
+"""Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
 _TURN_NS = 1_000_000_000
 """Rows of several engines leave by the second: every piece of an engine's rows has its cost."""
+
+Marks = dict[Target, int]
+"""By target: until when (wall clock ns) rows were emitted."""
 
 
 class ConfigKeyChanged(NamedTuple):
@@ -65,12 +71,12 @@ Event = ConfigKeyChanged | ConfigUpdated | Rows | ConfigReplaced
 
 
 class Pending(NamedTuple):
-    """What one emitter holds; all of it is emitted at ``until_unix_ns`` (the clock here) if nothing comes any more.
+    """What emitters hold together; all of it is emitted at ``until_unix_ns`` if nothing comes any more.
 
-    ``until_unix_ns`` is 0 where no clock was told yet.
+    ``emitters`` is how many hold something. The time is by the clock here, 0 where no clock was told yet.
     """
 
-    instance: str
+    emitters: int
     steps: int
     requests: int
     rows: int
@@ -94,23 +100,32 @@ def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
     return min(watermark, *safe) // _TURN_NS * _TURN_NS
 
 
-class PendingRows:
-    """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end."""
+class RowQueue:
+    """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end.
 
-    def __init__(self) -> None:
+    Attributes:
+        marks: until when the rows of each emitter have left, by instance.
+    """
+
+    def __init__(self, settings: Config, marks: Mapping[str, Marks] | None = None) -> None:
+        """``marks``: those of an earlier process, which has emitted what ends by then."""
+        self._settings, self._restored = settings, marks or {}
+        self.marks = OrderedDict((instance, dict(ends)) for instance, ends in self._restored.items())
         self._by_config: dict[str, list[tuple[Target, str, RowBlock]]] = {}
 
-    def add(self, config_id: str, instance: str, rows: Iterable[TargetRows]) -> None:
-        """Take rows of one emitter."""
-        self._by_config.setdefault(config_id, []).extend((target, instance, block) for target, block in rows)
+    def add(self, config_id: str, emitter: Emitter, rows: Iterable[TargetRows]) -> None:
+        """Take rows of one emitter; those that left before a restart are counted, those of no configuration go."""
+        marks = self._restored.get(emitter.instance, {})
+        for target, block in rows:
+            learned = int(block.end_ns.searchsorted(marks[target], side="right")) if target in marks else 0
+            emitter.count(RowDrop.LEARNED_BEFORE, learned)
+            if config_id and learned < len(block):
+                held = target, emitter.instance, block.slice(learned, len(block))
+                self._by_config.setdefault(config_id, []).append(held)
 
     def rename(self, old: str, new: str) -> None:
         """A configuration is known better, and is this one."""
         self._by_config.setdefault(new, []).extend(self._by_config.pop(old, ()))
-
-    def config_ids(self) -> list[str]:
-        """Of whom rows may be held."""
-        return sorted(self._by_config)
 
     def by_emitter(self) -> Counter[int]:
         """How many of each emitter wait, by its number."""
@@ -128,20 +143,34 @@ class PendingRows:
     def _blocks(self) -> Iterator[tuple[Target, str, RowBlock]]:
         return chain.from_iterable(self._by_config.values())
 
-    def take(self, config_id: str, until_unix_ns: int | None) -> list[Rows]:
+    def take(self, emitters: Iterable[Emitter]) -> list[Rows]:
+        """Rows up to the watermark, by configuration; all of one of whose emitters nothing more is expected."""
+        awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
+        for emitter in emitters:
+            if not emitter.liveness:
+                awaited[emitter.config_id].append(emitter)
+        out: list[Rows] = []
+        for config_id in sorted(self._by_config):
+            out += self._take(config_id, watermark_of(awaited[config_id], self._settings))
+        while len(self.marks) > MARKS_MAX:
+            self.marks.popitem(last=False)
+        return out
+
+    def _take(self, config_id: str, until_unix_ns: int | None) -> Iterator[Rows]:
         """Rows of a configuration that end until then (None: all), in order."""
-        due: dict[Target, list[tuple[str, RowBlock]]] = {}
+        due: defaultdict[Target, list[tuple[str, RowBlock]]] = defaultdict(list)
         later = []
-        for target, instance, block in self._by_config.pop(config_id, ()):
+        for target, instance, block in self._by_config.pop(config_id):
             rows = len(block)
             stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
             if stop:
-                due.setdefault(target, []).append((instance, block.slice(0, stop)))
+                due[target].append((instance, block.slice(0, stop)))
+                marks = self.marks.setdefault(instance, {})
+                marks[target] = max(marks.get(target, 0), int(block.end_ns[:stop].max()))
             if stop < rows:
                 later.append((target, instance, block.slice(stop, rows)))
         if later:
             self._by_config[config_id] = later
-        out = []
         for target, blocks in sorted(due.items()):
             blocks.sort(key=lambda one: one[0])
             engines = {int(block.engine[0]): instance for instance, block in blocks}
@@ -149,5 +178,4 @@ class PendingRows:
             if len(engines) > 1:
                 # stable: equal ends stay in the order of the instances
                 whole = whole.take(whole.end_ns.argsort(kind="stable"))
-            out.append(Rows(config_id, target, whole, engines))
-        return out
+            yield Rows(config_id, target, whole, engines)

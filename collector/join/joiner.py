@@ -11,7 +11,7 @@ event times tell it.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, MutableMapping
 from itertools import groupby
 from operator import attrgetter
@@ -24,12 +24,12 @@ from collector.decode.pages import ScrapedPage
 from collector.identity import ConfigResolver, FactSource
 from collector.join.inferred import ApiProcess, KvSources
 from collector.join.pages import PageEngine, PageEngines, keys_of
-from collector.telemetry import Counts, JoinEvent, RowDrop, table
+from collector.telemetry import Counts, JoinEvent, table
 
-from .checkpoint import EmitterCheckpoint, JoinCheckpoint, RowWatermarks
-from .emitter import Emitter, Key, Liveness, TargetRows, config_id_of, facts_of, newest_unix_ns, quality_of
+from .checkpoint import EmitterCheckpoint, JoinCheckpoint
+from .emitter import Emitter, Key, Liveness, config_id_of, facts_of, newest_unix_ns, quality_of
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, PendingRows, Rows, watermark_of
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, RowQueue
 from .passes import PassEngine
 from .spans import ApiSpans
 
@@ -61,12 +61,11 @@ class Joiner:
         self.api_spans = ApiSpans(settings.requests_max)
         self._refused: OrderedDict[Key, int] = OrderedDict()
         self._emitter_count = 0
-        self._held = PendingRows()
         self._described: dict[str, tuple[object, ...]] = {}
         """Of each configuration: the best telemetry that it sends, and the version of each emitter's facts."""
         self._renamed: list[ConfigKeyChanged] = []
         self._succeeded: list[ConfigReplaced] = []
-        self._marks = RowWatermarks()
+        self.rows = RowQueue(settings)
         self._counts = Counts()
 
     # --- in -----------------------------------------------------------------------------------------------------------
@@ -118,10 +117,9 @@ class Joiner:
                 self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             self._refused.pop(key, None)
             held[key] = kind(key[1], key[0], self._emitter_count, settings)
+            held[key].counts = self._counts
             self._emitter_count += 1
-        held[key].record_arrival(arrived_unix_ns)
-        if telemetry is not None:
-            held[key].record_sender(telemetry)
+        held[key].record(arrived_unix_ns, telemetry)
         return held[key]
 
     def _refuse(self, key: Key, now_ns: int) -> None:
@@ -138,7 +136,7 @@ class Joiner:
         for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
             del held[emitter.key]
             emitter.liveness = Liveness.OVER
-            self._hold_rows(emitter.config_id, emitter, emitter.advance())
+            self.rows.add(emitter.config_id, emitter, emitter.advance())
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
         before = engine.facts.known_facts()
@@ -147,13 +145,13 @@ class Joiner:
             self._succeed(engine)
         for request in engine.add(telemetry):
             self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
-        if not engine.is_duplicate and engine.is_due_to_compare():
+        if engine.duplicate_of is None and engine.is_due_to_compare():
             self._find_double(engine)
 
     def _find_double(self, engine: Engine) -> None:
         """Learn the steps from the emitter that tells more, where another one tells of the same engine."""
         for other in self.engines.values():
-            if other is engine or other.recording != engine.recording or other.is_duplicate:
+            if other is engine or other.recording != engine.recording or other.duplicate_of:
                 continue
             if engine.is_same_as(other):
                 richer, poorer = (other, engine) if other.quality <= engine.quality else (engine, other)
@@ -167,7 +165,7 @@ class Joiner:
         if not old or old == new:
             return
         engine.liveness = Liveness.OVER
-        self._hold_rows(old, engine, engine.advance())
+        self.rows.add(old, engine, engine.advance())
         engine.begin_anew()
         engine.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
@@ -209,7 +207,7 @@ class Joiner:
             elif now_unix_ns is not None:
                 self._tell_liveness(emitter, now_unix_ns)
             emitter.is_changed |= emitter.liveness is not before
-        engines = [engine for engine in self.engines.values() if not engine.is_duplicate]
+        engines = [engine for engine in self.engines.values() if not engine.duplicate_of]
         publishers = self.kv.by_engine({engine.instance for engine in engines})
         for engine in engines:
             engine.read_kv_from(publishers.get(engine.instance))
@@ -226,7 +224,7 @@ class Joiner:
         for page in self.pages.by_key.values():
             self._advance_page(page)
         described = self._describe()
-        rows = self._ordered_rows()
+        rows = self.rows.take(self.emitters)
         events: list[Event] = [*self._renamed, *described, *rows, *self._succeeded]
         self._renamed, self._succeeded = [], []
         return events
@@ -243,9 +241,9 @@ class Joiner:
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
         if before not in ("", now) and all(one.config_id != before for one in self.emitters):
-            self._held.rename(before, now)
+            self.rows.rename(before, now)
             self._renamed.append(ConfigKeyChanged(before, now))
-        self._hold_rows(now, emitter, emitter.advance())
+        self.rows.add(now, emitter, emitter.advance())
 
     def _advance_api_process(self, process: ApiProcess) -> None:
         """Request spans belong to the only configuration of engines that may be their server, else to their process.
@@ -262,7 +260,7 @@ class Joiner:
         if configs and not by_page:
             if len(beside) == sum(map(process.is_same_server, self.api_processes.values())) == 1:
                 beside[0].api_queueing.add_arrivals(process.api_queueing.take_arrivals())
-            self._hold_rows(configs[0], process, process.beside_engines(rows, len(configs)))
+            self.rows.add(configs[0], process, process.beside_engines(rows, len(configs)))
 
     def _advance_page(self, page: PageEngine) -> None:
         """Where others tell more of the same engine's steps, its page gives facts."""
@@ -287,25 +285,6 @@ class Joiner:
             if before.get(config_id) != known:
                 described.append(ConfigUpdated(config_id, facts_of(own), quality))
         return described
-
-    def _hold_rows(self, config_id: str, emitter: Emitter, rows: list[TargetRows]) -> None:
-        rows, before = self._marks.without_emitted(emitter.instance, rows)
-        self._counts[table.DROPPED_ROWS, RowDrop.LEARNED_BEFORE] += before
-        if rows and config_id:
-            self._held.add(config_id, emitter.instance, rows)
-
-    def _ordered_rows(self) -> list[Rows]:
-        """Rows up to the watermark, by configuration; those of one without emitters all leave."""
-        awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
-        for emitter in self.emitters:
-            if not emitter.liveness:
-                awaited[emitter.config_id].append(emitter)
-        out = []
-        for config_id in self._held.config_ids():
-            out += self._held.take(config_id, watermark_of(awaited[config_id], self._settings))
-        for rows in out:
-            self._marks.record(rows.rows, rows.target, rows.engines)
-        return out
 
     # --- what is held -------------------------------------------------------------------------------------------------
 
@@ -336,20 +315,23 @@ class Joiner:
         """Emitters of each configuration in order of appearance, but for doubles."""
         grouped: dict[str, list[Emitter]] = {}
         for emitter in sorted(self.emitters, key=attrgetter("number")):
-            if emitter.config_id and not emitter.is_duplicate:
+            if emitter.config_id and not emitter.duplicate_of:
                 grouped.setdefault(emitter.config_id, []).append(emitter)
         return grouped
 
-    def pending(self) -> list[Pending]:
-        """What each emitter holds that has not become rows or has not been emitted, and until when at the latest."""
-        pending, rows = [], self._held.by_emitter()
+    def pending(self) -> Pending:
+        """What has not become rows or has not been emitted, and until when at the latest."""
+        rows, held, until_unix_ns = self.rows.by_emitter(), [], 0
         for emitter in self.emitters:
-            held = emitter.pending_steps, emitter.open_requests, rows[emitter.number]
-            if any(held) and emitter.liveness is not Liveness.OVER:
+            waiting = emitter.waiting
+            if emitter.liveness is Liveness.OVER or not (waiting.steps or waiting.requests or rows[emitter.number]):
+                continue
+            held.append((waiting.steps, waiting.requests, rows[emitter.number]))
+            if emitter.last_seen_unix_ns:
                 silent_ns = self._over_ns if emitter.liveness else self._idle_ns
-                until_unix_ns = emitter.last_seen_unix_ns + silent_ns if emitter.last_seen_unix_ns else 0
-                pending.append(Pending(emitter.instance, *held, until_unix_ns))
-        return pending
+                until_unix_ns = max(until_unix_ns, emitter.last_seen_unix_ns + silent_ns)
+        steps, requests, waiting_rows = (sum(of_one[place] for of_one in held) for place in range(3))
+        return Pending(len(held), steps, requests, waiting_rows, until_unix_ns)
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left; to be called after a drain that flushes."""
@@ -359,10 +341,8 @@ class Joiner:
 
     def take_counts(self) -> Counts:
         """Counts since the last call, and how far behind it is."""
-        counts, self._counts = self._counts, Counts()
-        emitters = self.emitters
-        for emitter in emitters:
-            counts.merge(emitter.take_counts())
+        counts, emitters = Counts(self._counts), self.emitters
+        self._counts.clear()  # it is the emitters' own
         counts.merge(self.kv.take_counts())
         counts[table.SIZE, "engines"] = max(len(self.engines), len(self.api_processes))
         counts[table.LIMIT_EXCEEDED, "engines"] = len(self._refused)
@@ -375,7 +355,7 @@ class Joiner:
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
         kept = [EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording]
-        return JoinCheckpoint(kept, self._emitter_count, [*self._marks.emitted.items()]).to_plain()
+        return JoinCheckpoint(kept, self._emitter_count, [*self.rows.marks.items()]).to_plain()
 
     @classmethod
     def from_checkpoint(
@@ -395,6 +375,7 @@ class Joiner:
         emitters = [kept for kept in checkpoint.emitters if kept.kind != "page" or settings.scrape]
         for kept in emitters:
             emitter = kept.restore(settings)
+            emitter.counts = joiner._counts
             joiner.resolver.apply(emitter.facts, {}, emitter.instance, "")
             joiner._kinds[type(emitter)][emitter.key] = emitter
         for kept in emitters:
@@ -403,7 +384,7 @@ class Joiner:
         joiner._emitter_count = checkpoint.emitter_count
         latest = latest_unix_ns(now_unix_ns)
         told = {name: {of: at for of, at in marks.items() if at <= latest} for name, marks in checkpoint.marks}
-        joiner._marks = RowWatermarks(told)
+        joiner.rows = RowQueue(settings, told)
         return joiner
 
     @property
@@ -412,10 +393,5 @@ class Joiner:
 
         What came before it, by its arrival, need not be read again.
         """
-        needed = [self.pending_rows_unix_ns, *(emitter.needed_unix_ns for emitter in self.emitters)]
+        needed = [self.rows.needed_unix_ns, *(emitter.waiting.needed_unix_ns for emitter in self.emitters)]
         return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)
-
-    @property
-    def pending_rows_unix_ns(self) -> int | None:
-        """When the first of the rows began that wait for those of other emitters; None while there is none."""
-        return self._held.needed_unix_ns

@@ -26,7 +26,7 @@ from online import Floats, Mask, Quality, RowBlock, Target
 from online.transfer import HIDES_HITS
 
 from . import exact
-from .emitter import Emitter, Liveness, Scheduling, TargetRows
+from .emitter import Emitter, Liveness, Scheduling, TargetRows, Waiting
 from .inferred import (
     Chunks,
     EngineCalibration,
@@ -95,19 +95,15 @@ class EngineProcess:
         return self._emitted_unix_ns or self.first_unix_ns
 
     @property
-    def needed_unix_ns(self) -> int:
-        """Event time from which on its telemetry is needed for the rows to come."""
-        return min(self.safe_unix_ns, self._queue_needed_unix_ns)
-
-    @property
     def _queue_needed_unix_ns(self) -> int:
         """From when on requests that wait need the steps, for the queue that each met; now where none waits."""
         return min((request.queue_unix_ns for request in self.requests), default=self.event_unix_ns)
 
     @property
-    def pending_steps(self) -> int:
-        """Steps that have not been passed."""
-        return max(self.window.newest_step + 1 - max(self.calibrated_step, self.window.base), 0)
+    def waiting(self) -> Waiting:
+        """Steps that have not been passed, requests, and from when on telemetry is needed for the rows to come."""
+        steps = self.window.newest_step + 1 - max(self.calibrated_step, self.window.base)
+        return Waiting(max(steps, 0), len(self.requests), min(self.safe_unix_ns, self._queue_needed_unix_ns))
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -115,11 +111,6 @@ class EngineProcess:
         """Something happened from ``oldest_unix_ns`` to ``newest_unix_ns``."""
         self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether rows are made as of an engine that schedules a step while the one before it runs."""
-        return self.scheduling is Scheduling.ASYNC
 
     @property
     def quality(self) -> Quality:
@@ -234,7 +225,7 @@ class EngineProcess:
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
-        return StepView(*self.window.columns(first, stop), asynchronous=self.is_asynchronous)
+        return StepView(*self.window.columns(first, stop), asynchronous=self.scheduling is Scheduling.ASYNC)
 
     def _give_up_before(self, base: int) -> None:
         """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
@@ -289,7 +280,7 @@ class EngineProcess:
 
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
         """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
-        window, calibration, asynchronous = self.window, self.calibration, self.is_asynchronous
+        window, calibration, asynchronous = self.window, self.calibration, self.scheduling is Scheduling.ASYNC
         budget_tokens = calibration.facts.number("max_num_batched_tokens")
         step = max(window.base, self.calibrated_step)
         while step < stop:

@@ -80,8 +80,8 @@ class UnlearnedExports:
 
     def first_needed(self, joiner: Joiner, following: int) -> int:
         """Number of the oldest entry that is not learned; ``following`` where all are."""
-        needed = {emitter.instance: emitter.needed_unix_ns for emitter in reversed(joiner.emitters)}
-        held, oldest = joiner.pending_rows_unix_ns, joiner.needed_unix_ns
+        needed = {emitter.instance: emitter.waiting.needed_unix_ns for emitter in reversed(joiner.emitters)}
+        held, oldest = joiner.rows.needed_unix_ns, joiner.needed_unix_ns
 
         def is_learned(instance: str, newest_unix_ns: int) -> bool:
             bounds = (needed.get(instance, oldest), held)

@@ -50,11 +50,9 @@ class EventTime:
         self._looked_ns = now_ns
         self._pipeline.emit_idle(self._clock.unix_nano() - self._queue_age_ns())
         held = self._pipeline.joiner.pending()
-        sums = {what: sum(getattr(one, what) for one in held) for what in ("steps", "requests", "rows")}
-        for what, number in sums.items():
-            self._metrics.set(table.PENDING, number, what)
-        until_unix_ns = max((one.until_unix_ns for one in held), default=0)
-        self.pending = PendingTelemetry(len(held), **sums, until_unix_ns=until_unix_ns) if held else None
+        for what in ("steps", "requests", "rows"):
+            self._metrics.set(table.PENDING, getattr(held, what), what)
+        self.pending = PendingTelemetry(*held) if held.emitters else None
 
 
 class MemoryLimiter:

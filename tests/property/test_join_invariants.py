@@ -79,7 +79,7 @@ class Told:
         assert counts[table.DECODED_SPANS, Skip.DUPLICATE] + counts[table.DECODED_SPANS, Skip.LATE] == repeated
         learned = sum(count for row, count in self.rows().items() if row[-1] is RowOutcome.LEARNED)
         assert (total_of(counts, table.ROWS), learned) == (self.received, self.pipeline.learned_rows)
-        assert sum(pending.requests for pending in joiner.pending()) <= REQUESTS_MAX
+        assert joiner.pending().requests <= REQUESTS_MAX
         assert len(joiner.api_spans._spans) <= REQUESTS_MAX
         assert sum(map(len, joiner.api_spans._waiting.values())) <= REQUESTS_MAX
         for engine in joiner.engines.values():

@@ -29,7 +29,7 @@ from collector.config import Config
 from collector.decode import MISSING, RequestSpan
 from collector.identity import FactSource
 from collector.join.api_queueing import TOKEN_BUDGET, BusyArrival
-from collector.join.emitter import Emitter, Liveness, TargetRows
+from collector.join.emitter import Emitter, Liveness, TargetRows, Waiting
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
 from online import Floats, Ints, Mask, Quality, RowBlock, Target
@@ -166,19 +166,14 @@ class ApiProcess(Emitter):
         return usable
 
     @property
-    def open_requests(self) -> int:
-        """Requests held: those not yet emitted, and those that overlap them."""
-        return len(self._held)
-
-    @property
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
         return self._emitted_until_unix_ns or self._epoch_unix_ns
 
     @property
-    def needed_unix_ns(self) -> int | None:
-        """When the first request ended that rows to come are made of; None while there is none."""
-        return min((held.ended_ns for held in self._held), default=None)
+    def waiting(self) -> Waiting:
+        """Requests held, those not yet emitted and those that overlap them; when the first of them ended."""
+        return Waiting(0, len(self._held), min((held.ended_ns for held in self._held), default=None))
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""

@@ -117,7 +117,9 @@ def rows_of(page):
 
 def drops_of(page):
     """Windows without a row since the last call, by reason."""
-    return by_label(page.take_counts(), table.DROPPED_ROWS)
+    drops = by_label(page.counts, table.DROPPED_ROWS)
+    page.counts.clear()
+    return drops
 
 
 def fitted(rows):

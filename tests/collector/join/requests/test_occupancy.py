@@ -74,7 +74,7 @@ def test_at_the_end_requests_that_a_running_one_could_overlap_give_no_row():
 
 def test_a_span_without_an_answer_is_incomplete():
     process = told(msgspec.structs.replace(stock_of("a", 10.0, **USUAL), output_tokens=0))
-    assert process.open_requests == 0
+    assert process.waiting.requests == 0
     assert by_label(process.counts, table.DROPPED_ROWS) == {RowDrop.INCOMPLETE: 1}
 
 

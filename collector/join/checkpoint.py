@@ -33,10 +33,6 @@ Natural = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 """Up to what a sender may say a time is."""
 
 
-class CheckpointError(ValueError):
-    """A checkpoint that this version cannot read; the text says where."""
-
-
 class Calibration(msgspec.Struct):
     """How an engine process is read: how it schedules, and what its steps have taught."""
 
@@ -147,16 +143,3 @@ class JoinCheckpoint(msgspec.Struct):
     emitters: list[EmitterCheckpoint]
     emitter_count: Natural
     marks: list[tuple[str, Marks]]
-
-    def to_plain(self) -> dict[str, Any]:
-        """Maps, lists, numbers and strings."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return plain
-
-    @staticmethod
-    def from_plain(plain: object) -> JoinCheckpoint:
-        """Read it back; CheckpointError for anything else."""
-        try:
-            return msgspec.convert(plain, JoinCheckpoint)
-        except msgspec.ValidationError as error:
-            raise CheckpointError(f"the join's checkpoint: {error}") from None

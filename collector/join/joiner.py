@@ -17,6 +17,8 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, TypeVar
 
+import msgspec
+
 from collector.config import Config
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.fpm import ForwardPass
@@ -114,7 +116,6 @@ class Joiner:
                     self._refuse(key, now_ns)
                     return None
                 self._evict(heard[min(heard)])
-                self._counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] += 1
             self._refused.pop(key, None)
             held[key] = kind(key[1], key[0], self._emitter_count, settings)
             held[key].counts = self._counts
@@ -132,6 +133,7 @@ class Joiner:
 
     def _evict(self, gone: Emitter) -> None:
         """Let an emitter go, and its doubles; what they held is learned."""
+        gone.count(JoinEvent.ENGINE_EVICTED)
         held = self._kinds[type(gone)]
         for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
             del held[emitter.key]
@@ -144,7 +146,7 @@ class Joiner:
         if changed and engine.facts.is_another_server(before):
             self._succeed(engine)
         for request in engine.add(telemetry):
-            self._counts[table.JOIN_EVENTS, JoinEvent.OPEN_REQUESTS_EVICTED] += self.api_spans.match(engine, request)
+            self.api_spans.match(engine, request)
         if engine.duplicate_of is None and engine.is_due_to_compare():
             self._find_double(engine)
 
@@ -156,7 +158,7 @@ class Joiner:
             if engine.is_same_as(other):
                 richer, poorer = (other, engine) if other.quality <= engine.quality else (engine, other)
                 poorer.become_duplicate_of(richer)
-                self._counts[table.JOIN_EVENTS, JoinEvent.DUPLICATE_EMITTER] += 1
+                poorer.count(JoinEvent.DUPLICATE_EMITTER)
                 return
 
     def _succeed(self, engine: Engine) -> None:
@@ -302,10 +304,10 @@ class Joiner:
         """Whether it is known how many requests each of those has whose spans this configuration is learned from."""
         return all(not each.unseen for each in self.api_processes.values() if each.config_id in ("", config_id))
 
-    def engine_of(self, instance: str, recording: str) -> Engine | None:
+    def engine_of(self, instance: str, recording: str) -> Emitter | None:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))
-        return engine if engine is None or engine.duplicate_of is None else self.engines.get(engine.duplicate_of.key)
+        return engine and (engine.duplicate_of or engine)
 
     def config_ids(self) -> list[str]:
         """Configurations of the emitters held."""
@@ -355,7 +357,9 @@ class Joiner:
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
         kept = [EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording]
-        return JoinCheckpoint(kept, self._emitter_count, [*self.rows.marks.items()]).to_plain()
+        checkpoint = JoinCheckpoint(kept, self._emitter_count, [*self.rows.marks.items()])
+        plain: dict[str, Any] = msgspec.to_builtins(checkpoint)
+        return plain
 
     @classmethod
     def from_checkpoint(
@@ -367,9 +371,9 @@ class Joiner:
         before it.
 
         Raises:
-            CheckpointError: this is no checkpoint that this version can read.
+            msgspec.ValidationError: this is no checkpoint that this version can read; it says where.
         """
-        checkpoint = JoinCheckpoint.from_plain(plain)
+        checkpoint = msgspec.convert(plain, JoinCheckpoint)
         joiner = cls(settings, resolver)
         # a page that is not asked for any more must not decide for ever
         emitters = [kept for kept in checkpoint.emitters if kept.kind != "page" or settings.scrape]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from collector.decode import ApiSpan
 from collector.identity import FactSource
-from collector.telemetry import Skip
+from collector.telemetry import JoinEvent, Skip
 
 from .engine import Engine
 from .requests import PendingRequest
@@ -90,23 +90,20 @@ class ApiSpans:
         if len(self._spans) > self._requests_max:
             self._spans.popitem(last=False)
 
-    def match(self, engine: Engine, request: PendingRequest) -> int:
-        """Find the API span that is the request's parent, now or when it comes; how many others wait no longer."""
+    def match(self, engine: Engine, request: PendingRequest) -> None:
+        """Find the API span that is the request's parent, now or when it comes; where too many wait, the oldest go."""
         parent = request.span.parent_span_id
         if not parent:
-            return 0
-        api = self._spans.get(parent)
-        if api is not None:
-            _pair(engine, request, api)
-            return 0
+            return
+        if parent in self._spans:
+            _pair(engine, request, self._spans[parent])
+            return
         self._waiting.setdefault(parent, []).append((engine, request))
         self._waiting_count += 1
-        evicted = 0
         while self._waiting_count > self._requests_max:
             requests = len(self._waiting.popitem(last=False)[1])
             self._waiting_count -= requests
-            evicted += requests
-        return evicted
+            engine.count(JoinEvent.OPEN_REQUESTS_EVICTED, requests)
 
 
 def _pair(engine: Engine, request: PendingRequest, api: ApiSpan) -> None:

@@ -24,7 +24,6 @@ from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
 from collector.identity import ConfigResolver, Fact, FactSource, cannot_derive, unknown_experts
 from collector.join import (
-    CheckpointError,
     ConfigKeyChanged,
     ConfigReplaced,
     ConfigUpdated,
@@ -229,7 +228,7 @@ class Pipeline:
         try:
             position = msgspec.convert(progress, Position)
             joiner = Joiner.from_checkpoint(tree.get(JOIN), self._settings, self.joiner.resolver, now_unix_ns)
-        except (CheckpointError, msgspec.ValidationError) as error:
+        except msgspec.ValidationError as error:
             raise StateError(f"does not fit: {error}") from None
         self._bank.from_state(part_of_tree(tree, LEARNERS))
         self.joiner, self._spans = joiner, SpanWindow(self._settings.engines_max)

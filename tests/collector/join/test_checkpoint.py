@@ -1,5 +1,6 @@
 """A restart keeps how engines are read and up to when their rows left: nothing is learned twice, little is lost."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -7,7 +8,7 @@ from collector.config.schema import Config
 from collector.decode import Export, Telemetry
 from collector.decode.pages import ScrapedPage
 from collector.decode.vocabulary import TIME_MAX
-from collector.join import CheckpointError, Joiner, Rows
+from collector.join import Joiner, Rows
 from collector.join.emitter import Scheduling
 from collector.telemetry import RowDrop, table
 from online import STEP_FEATURES, RowOutcome, Target
@@ -144,7 +145,7 @@ def test_front_ends_as_many_as_a_page_says_leave_a_checkpoint_that_all_can_start
 def test_what_is_no_checkpoint_is_refused(before, damage):
     plain = before.joiner.to_checkpoint()
     damage(plain)
-    with pytest.raises(CheckpointError):
+    with pytest.raises(msgspec.ValidationError):
         Joiner.from_checkpoint(plain, SETTINGS)
 
 

@@ -134,12 +134,7 @@ class Emitter(abc.ABC):
 
     def snapshot(self) -> EngineSnapshot:
         """What is published of it."""
-        return EngineSnapshot(instance=self.instance, scheduling=self.scheduling.value, last_step=self.last_step)
-
-    @property
-    def scheduling(self) -> Scheduling:
-        """How it schedules, as far as its rows depend on that."""
-        return Scheduling.UNKNOWN
+        return EngineSnapshot(instance=self.instance, scheduling=Scheduling.UNKNOWN.value, last_step=self.last_step)
 
     @property
     def last_step(self) -> int:

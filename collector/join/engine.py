@@ -18,9 +18,9 @@ from collector.decode import StepColumns, Telemetry
 from collector.identity import FactSource
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import JoinEvent, RowDrop
-from online import Quality, Target
+from online import EngineSnapshot, Quality, Target
 
-from .emitter import Emitter, Liveness, Scheduling, TargetRows, Waiting
+from .emitter import Emitter, Liveness, TargetRows, Waiting
 from .inferred import EngineCalibration, KvTimeline
 from .process import EngineProcess
 from .requests import PendingRequest
@@ -96,15 +96,10 @@ class Engine(Emitter):
         steps, requests, needed_unix_ns = zip(*(process.waiting for process in self.processes), strict=True)
         return Waiting(sum(steps), sum(requests), min(filter(None, needed_unix_ns), default=None))
 
-    @property
-    def scheduling(self) -> Scheduling:
-        """What its process does."""
-        return self.process.scheduling
-
-    @property
-    def last_step(self) -> int:
-        """Newest step id of its process."""
-        return self.process.window.newest_step
+    def snapshot(self) -> EngineSnapshot:
+        """How its process schedules, and the newest step of it."""
+        scheduling, last_step = self.process.scheduling.value, self.process.window.newest_step
+        return EngineSnapshot(instance=self.instance, scheduling=scheduling, last_step=last_step)
 
     def is_same_as(self, other: Engine) -> bool:
         """Whether both tell of one engine: they agree on when enough steps began, and nearly all that both tell."""

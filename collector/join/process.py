@@ -19,7 +19,7 @@ from collections import defaultdict
 import numpy as np
 
 from collector.config import Config
-from collector.decode import MISSING, CoreSpan, SnapshotColumns, SpanEventKind, StepColumns
+from collector.decode import MISSING, CoreSpan, SnapshotColumns, StepColumns
 from collector.identity import FactSource
 from collector.telemetry import JoinEvent, RowDrop
 from online import Floats, Mask, Quality, RowBlock, Target
@@ -162,11 +162,11 @@ class EngineProcess:
         if not runs:
             engine.count(JoinEvent.UNMATCHED)
             return None
-        start = next(mark for mark in span.marks if mark.kind is SpanEventKind.SCHEDULED)
+        start_ns = runs[0].scheduled_ns
         if self._lay(span, runs):
-            self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start.ts_ns)
-        queued_unix_ns, start_unix_ns = span.marks[0].ts_ns + offset_ns, start.ts_ns + offset_ns
-        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_unix_ns)
+            self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start_ns)
+        queued_unix_ns = span.marks[0].ts_ns + offset_ns
+        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_ns + offset_ns)
         heapq.heappush(self.requests, request)
         if len(self.requests) > self._settings.requests_max:
             heapq.heappop(self.requests)

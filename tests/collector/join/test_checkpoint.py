@@ -162,4 +162,4 @@ def test_how_an_engine_schedules_is_not_decided_anew_by_the_few_stamps_behind_a_
         after.process([export])
     (engine,) = after.joiner.engines.values()
     assert engine.process.calibrated_step > 0
-    assert engine.scheduling is Scheduling.ASYNC
+    assert engine.process.scheduling is Scheduling.ASYNC

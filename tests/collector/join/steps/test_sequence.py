@@ -94,7 +94,7 @@ def test_every_step_gives_one_exact_row_when_everything_is_sent(asynchronous):
     run = run_engine(many_jobs(80), asynchronous=asynchronous)
     feed = Feed(run).everything()
     busy = np.count_nonzero(run.truth("batch.scheduled_tokens"))
-    assert feed.engine.scheduling is (Scheduling.ASYNC if asynchronous else Scheduling.SYNC)
+    assert feed.engine.process.scheduling is (Scheduling.ASYNC if asynchronous else Scheduling.SYNC)
     # An asynchronous last step has no start after it: it ends by its requests' stamps.
     assert busy - 1 <= len(feed.block) <= busy
     assert (feed.block.steps[:-1] == 1).all()

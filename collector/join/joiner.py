@@ -61,7 +61,8 @@ class Joiner:
         }
         self.kv = KvSources(settings)
         self.api_spans = ApiSpans(settings.requests_max)
-        self._refused: OrderedDict[Key, int] = OrderedDict()
+        self._refused: dict[Key, int] = {}
+        """Who found no place lately, and when."""
         self._emitter_count = 0
         self._described: dict[str, tuple[object, ...]] = {}
         """Of each configuration: the best telemetry that it sends, and the version of each emitter's facts."""
@@ -113,7 +114,9 @@ class Joiner:
             if len(held) >= (settings.page_engines_max if kind is PageEngine else settings.engines_max):
                 heard = {one.last_seen_unix_ns or one.event_unix_ns: one for one in held.values()}
                 if min(heard) >= now_ns - settings.timeout_ns:
-                    self._refuse(key, now_ns)
+                    self._refused[key] = now_ns
+                    if len(self._refused) > _REFUSED_MAX:
+                        self._refused.popitem()
                     return None
                 self._evict(heard[min(heard)])
             self._refused.pop(key, None)
@@ -122,14 +125,6 @@ class Joiner:
             self._emitter_count += 1
         held[key].record(arrived_unix_ns, telemetry)
         return held[key]
-
-    def _refuse(self, key: Key, now_ns: int) -> None:
-        """Remember who found no place lately."""
-        refused, since_ns = self._refused, now_ns - self._settings.timeout_ns
-        refused[key] = now_ns
-        refused.move_to_end(key)
-        while len(refused) > _REFUSED_MAX or next(iter(refused.values())) < since_ns:
-            refused.popitem(last=False)
 
     def _evict(self, gone: Emitter) -> None:
         """Let an emitter go, and its doubles; what they held is learned."""
@@ -202,13 +197,11 @@ class Joiner:
                 come for ``idle_timeout_s`` is waited for no longer: what it holds becomes rows or drops.
             flush: nothing more will come from anybody.
         """
-        for emitter in self.emitters:
-            before = emitter.liveness
-            if flush:
-                emitter.liveness = Liveness.OVER
-            elif now_unix_ns is not None:
-                self._tell_liveness(emitter, now_unix_ns)
-            emitter.is_changed |= emitter.liveness is not before
+        for emitter in self.emitters if flush else ():
+            emitter.is_changed |= emitter.liveness is not Liveness.OVER
+            emitter.liveness = Liveness.OVER
+        if now_unix_ns is not None and not flush:
+            self._find_idle(now_unix_ns)
         engines = [engine for engine in self.engines.values() if not engine.duplicate_of]
         publishers = self.kv.by_engine({engine.instance for engine in engines})
         for engine in engines:
@@ -231,12 +224,17 @@ class Joiner:
         self._renamed, self._succeeded = [], []
         return events
 
-    def _tell_liveness(self, emitter: Emitter, now_unix_ns: int) -> None:
-        """Whether it is waited for; of one that nothing was heard of yet, the time runs from now on."""
-        # one heard of later than now: the clock here was set back
-        emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
-        silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
-        emitter.liveness = Liveness((silent_ns >= self._idle_ns) + (silent_ns >= self._over_ns))
+    def _find_idle(self, now_unix_ns: int) -> None:
+        """Who is waited for; of one that nothing was heard of yet, the time runs from now on."""
+        refused_ns = now_unix_ns - self._settings.timeout_ns
+        self._refused = {key: at_ns for key, at_ns in self._refused.items() if at_ns >= refused_ns}
+        for emitter in self.emitters:
+            before = emitter.liveness
+            # one heard of later than now: the clock here was set back
+            emitter.last_seen_unix_ns = min(emitter.last_seen_unix_ns or now_unix_ns, now_unix_ns)
+            silent_ns = 0 if emitter.recording else now_unix_ns - emitter.last_seen_unix_ns
+            emitter.liveness = Liveness((silent_ns >= self._idle_ns) + (silent_ns >= self._over_ns))
+            emitter.is_changed |= emitter.liveness is not before
 
     def _advance(self, emitter: Emitter) -> None:
         """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -42,12 +43,12 @@ class Liveness(enum.IntEnum):
 class Waiting(NamedTuple):
     """What has given no rows yet.
 
-    ``needed_unix_ns``: event time from which on telemetry is needed for the rows to come; None where none is.
+    ``needed_unix_ns``: event time from which on telemetry is needed for the rows to come; infinite where none is.
     """
 
     steps: int = 0
     requests: int = 0
-    needed_unix_ns: int | None = None
+    needed_unix_ns: float = math.inf
 
 
 class TargetRows(NamedTuple):

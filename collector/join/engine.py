@@ -94,7 +94,7 @@ class Engine(Emitter):
     def waiting(self) -> Waiting:
         """What has given no rows yet, of all its processes."""
         steps, requests, needed_unix_ns = zip(*(process.waiting for process in self.processes), strict=True)
-        return Waiting(sum(steps), sum(requests), min(filter(None, needed_unix_ns), default=None))
+        return Waiting(sum(steps), sum(requests), min(needed_unix_ns))
 
     def snapshot(self) -> EngineSnapshot:
         """How its process schedules, and the newest step of it."""

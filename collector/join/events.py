@@ -15,6 +15,7 @@ time at which they came, none is late.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -135,10 +136,10 @@ class RowQueue:
         return held
 
     @property
-    def needed_unix_ns(self) -> int | None:
-        """When the first of these rows began; None while there is none."""
+    def needed_unix_ns(self) -> float:
+        """When the first of these rows began; infinite while there is none."""
         begins = (int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for _, _, block in self._blocks())
-        return min(begins, default=None)
+        return min(begins, default=math.inf)
 
     def _blocks(self) -> Iterator[tuple[Target, str, RowBlock]]:
         return chain.from_iterable(self._by_config.values())

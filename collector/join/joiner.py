@@ -388,12 +388,3 @@ class Joiner:
         told = {name: {of: at for of, at in marks.items() if at <= latest} for name, marks in checkpoint.marks}
         joiner.rows = RowQueue(settings, told)
         return joiner
-
-    @property
-    def needed_unix_ns(self) -> int | None:
-        """Event time from which on telemetry is needed again after a restart; None: everything has become rows.
-
-        What came before it, by its arrival, need not be read again.
-        """
-        needed = [self.rows.needed_unix_ns, *(emitter.waiting.needed_unix_ns for emitter in self.emitters)]
-        return min((unix_ns for unix_ns in needed if unix_ns is not None), default=None)

@@ -14,6 +14,7 @@ blocks: a block whose last boundaries are not stamped leaves them to the row of 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -103,7 +104,8 @@ class EngineProcess:
     def waiting(self) -> Waiting:
         """Steps that have not been passed, requests, and from when on telemetry is needed for the rows to come."""
         steps = self.window.newest_step + 1 - max(self.calibrated_step, self.window.base)
-        return Waiting(max(steps, 0), len(self.requests), min(self.safe_unix_ns, self._queue_needed_unix_ns))
+        needed_unix_ns = min(self.safe_unix_ns, self._queue_needed_unix_ns) or math.inf
+        return Waiting(max(steps, 0), len(self.requests), needed_unix_ns)
 
     # --- what it is -------------------------------------------------------------------------------------------------
 

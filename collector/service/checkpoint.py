@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import math
 import os
 import socket
 from collections import deque
@@ -80,12 +81,13 @@ class UnlearnedExports:
 
     def first_needed(self, joiner: Joiner, following: int) -> int:
         """Number of the oldest entry that is not learned; ``following`` where all are."""
-        needed = {emitter.instance: emitter.waiting.needed_unix_ns for emitter in reversed(joiner.emitters)}
-        held, oldest = joiner.rows.needed_unix_ns, joiner.needed_unix_ns
+        needed: dict[str, float] = {}
+        for emitter in joiner.emitters:
+            needed[emitter.instance] = min(emitter.waiting.needed_unix_ns, needed.get(emitter.instance, math.inf))
+        held, oldest = joiner.rows.needed_unix_ns, min(needed.values(), default=math.inf)
 
         def is_learned(instance: str, newest_unix_ns: int) -> bool:
-            bounds = (needed.get(instance, oldest), held)
-            return all(bound is None or newest_unix_ns < bound for bound in bounds)
+            return newest_unix_ns < min(needed.get(instance, oldest), held)
 
         while self._batches:
             first, begun_ns, newest = self._batches[0]

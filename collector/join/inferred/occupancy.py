@@ -17,6 +17,7 @@ missing.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
@@ -173,7 +174,7 @@ class ApiProcess(Emitter):
     @property
     def waiting(self) -> Waiting:
         """Requests held, those not yet emitted and those that overlap them; when the first of them ended."""
-        return Waiting(0, len(self._held), min((held.ended_ns for held in self._held), default=None))
+        return Waiting(0, len(self._held), min((held.ended_ns for held in self._held), default=math.inf))
 
     def add(self, span: RequestSpan) -> None:
         """Add one finished request."""

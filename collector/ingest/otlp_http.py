@@ -94,7 +94,7 @@ class _ExportHandler:
         if rejected is not None:
             self._consumer.count_call(Transport.HTTP, rejected.outcome)
             return _reply(request, rejected)
-        signal, size_bytes = _SIGNALS[_path(request)], request.content_length or 0
+        signal, size_bytes = _SIGNALS[request.path], request.content_length or 0
         if _encoding(request) == "gzip":
             size_bytes += self._consumer.message_bytes_max  # what comes out is not known before
         read = partial(self._read, request)
@@ -102,7 +102,7 @@ class _ExportHandler:
 
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
-        signal = _SIGNALS.get(_path(request))
+        signal = _SIGNALS.get(request.path)
         if signal is None or not (signal is Signal.TRACES or self._consumer.passes_on):
             return NOT_FOUND
         if request.method != "POST":
@@ -152,10 +152,6 @@ def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
 def _peer(request: web.BaseRequest) -> str:
     address = request.transport.get_extra_info("peername") if request.transport is not None else None
     return f"http:{address[0]}:{address[1]}" if address else "http:unknown:0"
-
-
-def _path(request: web.BaseRequest) -> str:
-    return request.raw_path.partition("?")[0]
 
 
 def _encoding(request: web.BaseRequest) -> str:

@@ -53,39 +53,37 @@ _log = logging.getLogger(__name__)
 
 
 class Feed(NamedTuple, Generic[T]):
-    """One kind of message, by the key of its endpoints, and who reads those of an endpoint: sequence, body, arrival.
+    """One kind of message, by the key of its endpoints, and who reads one: endpoint, sequence, body, arrival.
 
     A body of more than ``body_bytes_max`` is left out. ``size_of`` tells how many places one takes in the queue.
     ``sequence_of``, where gaps are counted here, tells its stream and its number there.
     """
 
     key: str
-    reader_of: Callable[[Owned], Callable[[bytes, bytes, int], T | Skip]]
+    read: Callable[[Owned, bytes, bytes, int], T | Skip]
     body_bytes_max: int
     size_of: Callable[[T], int] = lambda _: 1
     sequence_of: Callable[[T], tuple[int, int]] | None = None
 
 
-def _kv_reader_of(endpoint: Owned) -> Callable[[bytes, bytes, int], KvBatch | Skip]:
-    return lambda number, body, _unix_ns: kv.read_payload(
-        body, endpoint.address, int.from_bytes(number, "big"), endpoint.instance
-    )
+def _read_kv(endpoint: Owned, number: bytes, body: bytes, _unix_ns: int) -> KvBatch | Skip:
+    return kv.read_payload(body, endpoint.address, int.from_bytes(number, "big"), endpoint.instance)
 
 
-def _fpm_reader_of(endpoint: Owned) -> Callable[[bytes, bytes, int], ForwardPass | Skip]:
+def _read_fpm(endpoint: Owned, _number: bytes, body: bytes, unix_ns: int) -> ForwardPass | Skip:
     """The wire has no time of day, so that of arrival counts.
 
     Who publishes on a socket of the file system is SGLang, which times the GPU and does not say so in its records.
     """
     times = "gpu" if endpoint.address.startswith((_GPU, _IPC)) else "host"
-    return lambda _number, body, unix_ns: fpm.read_record(body, unix_ns, times, endpoint.instance, endpoint.address)
+    return fpm.read_record(body, unix_ns, times, endpoint.instance, endpoint.address)
 
 
 KV_FEED = Feed[KvBatch](
-    "kv", _kv_reader_of, 2 << 20, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
+    "kv", _read_kv, 2 << 20, lambda batch: 1 + len(batch.moves), lambda batch: (batch.rank, batch.seq)
 )
 """Of a step of 131,072 tokens a batch holds 0.7 MB of token ids and 0.3 MB of hashes."""
-FPM_FEED = Feed[ForwardPass]("fpm", _fpm_reader_of, 4 << 10)
+FPM_FEED = Feed[ForwardPass]("fpm", _read_fpm, 4 << 10)
 _GPU, _IPC = "gpu+", "ipc://"
 
 
@@ -94,7 +92,7 @@ class _Subscription:
 
     def __init__(self, zmq: Any, context: Any, feed: Feed[Any], endpoint: Owned, high_water: int) -> None:
         self.address = endpoint.address.removeprefix(_GPU)
-        self.read = feed.reader_of(endpoint)
+        self.endpoint = endpoint
         self._unfinished = b"", b""
         self._zmq = zmq
         self._socket = context.socket(zmq.SUB)
@@ -255,7 +253,7 @@ class Subscriber(Generic[T]):
                 counts[table.MESSAGES, feed.key, Outcome.TOO_LARGE] += 1
                 continue
             is_numbered = len(number) == _SEQUENCE_BYTES
-            read = subscription.read(number, body, unix_ns) if is_numbered else Skip.UNDECODABLE
+            read = feed.read(subscription.endpoint, number, body, unix_ns) if is_numbered else Skip.UNDECODABLE
             if isinstance(read, Skip):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue

@@ -266,7 +266,9 @@ def export(*, snapshot: str, file_format: str, out: Path | None, **options: Any)
 
 @tracefit.command()
 @many("files", "FILE")
-@out_option("Where the coefficients go")
+@click.option(
+    "-o", "--out", "--snapshot", required=True, type=NEW_FILE, metavar="OUT", help="Where the coefficients go."
+)
 @click.option("--state", type=NEW_FILE, metavar="OUT", help="Save what was learned, for donors and merges.")
 @with_config
 @json_option

@@ -50,7 +50,6 @@ MEANT_OPTIONS = {
     **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
     **dict.fromkeys(("--host", "--port"), "--listen"),
     "--metrics": "--pages",
-    "--snapshot": "--out",
     "--token": "--token-file",
 }
 """The same of options, where the command has what they mean."""

@@ -107,7 +107,7 @@ def replay_s(path: Path, out: Path, *arguments: str) -> float:
     spent_s = []
     for _ in range(READINGS):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        _said("-m", "collector", "replay", path, "--out", out, *arguments)
+        _said("-m", "collector", "replay", path, "--snapshot", out, *arguments)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(spent_s)

@@ -235,7 +235,7 @@ def learned(path: Path, configuration: Mapping[str, object]) -> tracefit.Snapsho
     settings.write_text(json.dumps(configuration))
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = tracefit_main(["replay", str(path), "--out", str(snapshot), "--config", str(settings)])
+        code = tracefit_main(["replay", str(path), "--snapshot", str(snapshot), "--config", str(settings)])
     if code:
         raise SystemExit(f"replay of {path.name} failed:\n{said.getvalue()}")
     return tracefit.load(snapshot.read_bytes())

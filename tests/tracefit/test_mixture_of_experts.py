@@ -18,7 +18,7 @@ def _replayed(directory, rule):
     path, out = directory / "tracefit.yaml", directory / "snapshot.json"
     path.write_text(json.dumps({"learners": ["rls"], "rules": [rule]}))
     recording = DATA / "c7_async_sim" / "otlp.pb.gz"
-    assert main(["replay", str(recording), "--config", str(path), "--out", str(out)]) == 0
+    assert main(["replay", str(recording), "--config", str(path), "--snapshot", str(out)]) == 0
     return out
 
 

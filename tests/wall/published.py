@@ -35,7 +35,7 @@ TOLERANCES = {
 def replay(out: Path, *files: Path, options: tuple[str, ...] = ()) -> dict[str, Any]:
     """The snapshot that ``tracefit replay`` writes of these files."""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        code = main(["replay", *map(str, files), "--out", str(out), *options])
+        code = main(["replay", *map(str, files), "--snapshot", str(out), *options])
     assert code == 0, files
     snapshot: dict[str, Any] = json.loads(out.read_bytes())
     return snapshot

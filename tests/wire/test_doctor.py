@@ -83,7 +83,7 @@ def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path,
     payloads = [export.payload for export in exports_of(spans, 50)]
     recording = tmp_path / "spans.pb"
     recording.write_bytes(delimited(*map(ExportTraceServiceRequest.FromString, payloads)))
-    assert main(["replay", str(recording), "--out", str(tmp_path / "snapshot.json")]) == 1
+    assert main(["replay", str(recording), "--snapshot", str(tmp_path / "snapshot.json")]) == 1
     assert "nothing was learned from" in (said := capsys.readouterr().err)
     assert "request spans are sampled at about" in said
     with running_sidecar(tmp_path, IDLE_TIMEOUT_S="1") as sidecar:

@@ -86,7 +86,7 @@ def test_a_process_ends_with_the_exit_code_of_its_command():
 CHECK, RUN, REPLAY = (
     ("config", "check"),
     ("run",),
-    ("replay", str(DATA / "c7_async_sim" / "otlp.pb.gz"), "--out", "y"),
+    ("replay", str(DATA / "c7_async_sim" / "otlp.pb.gz"), "--snapshot", "y"),
 )
 
 
@@ -133,7 +133,7 @@ def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tm
     lines.write_bytes(b"".join(otlp_json(request) for request in requests))
     targets = []
     for source in (recording, lines):
-        assert main(["replay", str(source), "--out", str(tmp_path / "s.json")]) == 0
+        assert main(["replay", str(source), "--snapshot", str(tmp_path / "s.json")]) == 0
         said = capsys.readouterr()
         assert "step_time" in said.out
         (config,) = as_json(tmp_path / "s.json")["configs"]
@@ -159,7 +159,7 @@ NO_RECORDING = "neither length-delimited OTLP nor lines of OTLP/JSON, KV events,
 def test_a_file_that_teaches_nothing_is_exit_1_says_so_and_leaves_no_snapshot(tmp_path, content, sentence, capsys):
     file = tmp_path / "file"
     file.write_bytes(content)
-    assert main(["replay", str(file), "--out", str(tmp_path / "s.json")]) == 1
+    assert main(["replay", str(file), "--snapshot", str(tmp_path / "s.json")]) == 1
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "s.json").exists()
 

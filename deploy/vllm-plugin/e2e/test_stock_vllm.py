@@ -125,7 +125,7 @@ def serve(binaries, model, work, seconds, rate, *flags, kinds=KINDS, **variables
 
 def replay(recording, snapshot):
     """Learn from what was recorded."""
-    command = [sys.executable, "-m", "collector", "replay", str(recording), "--out", str(snapshot)]
+    command = [sys.executable, "-m", "collector", "replay", str(recording), "--snapshot", str(snapshot)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     print(done.stdout)
     assert done.returncode == 0, done.stderr

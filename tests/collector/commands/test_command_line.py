@@ -28,7 +28,7 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(collector.commands.replay, "replay", interrupted)
-    assert main(["replay", str(RECORDING), "--out", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
+    assert main(["replay", str(RECORDING), "--snapshot", str(tmp_path / "s.json")]) == exits.EXIT_INTERRUPTED
     assert capsys.readouterr().err.split() == ["stopped"]
 
 

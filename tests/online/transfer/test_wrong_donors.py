@@ -21,7 +21,7 @@ def _replayed(name, directory, more=""):
     """The portable model of a bundled recording, which is said to be of the model m."""
     (directory / "tracefit.yaml").write_text(RULES + more)
     out, state = directory / f"{name}.json", directory / f"{name}.bin"
-    files = ["--out", str(out), "--state", str(state), "--config", str(directory / "tracefit.yaml")]
+    files = ["--snapshot", str(out), "--state", str(state), "--config", str(directory / "tracefit.yaml")]
     assert main(["replay", str(DATA / name / "otlp.pb.gz"), *files]) == 0
     (config,) = Snapshot.from_json(out.read_bytes()).configs
     return config.targets["step_time"].models["portable"], state

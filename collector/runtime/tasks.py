@@ -96,8 +96,6 @@ class Health:
         return self._serving and not self.late()
 
 
-STOP_TIMEOUT_S = 5.0
-
 _log = logging.getLogger(__name__)
 
 
@@ -160,7 +158,7 @@ class Task:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def stop(self, timeout_s: float | None = STOP_TIMEOUT_S) -> bool:
+    def stop(self, timeout_s: float | None) -> bool:
         """Request the stop and wait for the turn under way (None: as long as it takes); whether it has ended."""
         self._stopping = True
         self._wake.set()

@@ -57,7 +57,7 @@ class Publisher:
         self._metrics = metrics
         self._clock = clock
         self._interval_ns = int(interval_s * 1e9)
-        self._published_revision: tuple[int, ...] = (0, 0, 0, 0, 0)
+        self._published_revision: tuple[int, ...] = ()
         self._made_ns = -math.inf
         self._took_ns = 0
         self._generation = 0

@@ -161,25 +161,26 @@ class HttpServer:
         await end_tasks([each.serving for each in self._places])
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
-        """Serve who comes, until it is cancelled."""
-        loop = asyncio.get_running_loop()
+        """Serve who comes, until it is cancelled.
+
+        The call that accepts does not wait: one that is cancelled while it waits may lose whom it has accepted.
+        """
         with listener:
             while True:
+                await _until_readable(listener)
+                await self._make_room()
                 try:
-                    newcomer, (address, *_) = await loop.sock_accept(listener)
+                    newcomer, (address, *_) = listener.accept()
+                except BlockingIOError:  # it has gone
+                    continue
                 except OSError as error:
                     _log.warning("nobody can connect: %s", error.strerror)
                     await asyncio.sleep(1.0)  # too many open files: some are closed meanwhile
                     continue
-                try:
-                    await self._make_room()
-                except asyncio.CancelledError:
-                    newcomer.close()
-                    raise
+                newcomer.setblocking(False)
                 place = _Connection(server, address, **self._options)
                 place.serving = asyncio.create_task(self._serve(place, newcomer))
                 self._places.add(place)
-                await asyncio.sleep(0)  # where many come at once, those that are here get on
 
     async def _serve(self, place: _Connection, newcomer: socket.socket) -> None:
         """From the handshake to the end of the connection."""
@@ -226,6 +227,15 @@ class HttpServer:
         if len(self._places) >= CONNECTIONS_MAX:
             response.force_close()
         return response
+
+
+async def _until_readable(listener: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(listener, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(listener)
 
 
 def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpServer:

@@ -25,7 +25,7 @@ from collector.decode.fpm import ForwardPass
 from collector.telemetry import JoinEvent
 from online import Floats, Quality, RowBlock, Target
 
-from .emitter import Emitter, TargetRows, Waiting
+from .emitter import Emitter, TargetRows
 from .rows import WarmUp, raw_features
 
 _REPEATED = 64
@@ -54,11 +54,6 @@ class PassEngine(Emitter):
     def last_step(self) -> int:
         """Its count of records."""
         return max(self._last, 0)
-
-    @property
-    def waiting(self) -> Waiting:
-        """Passes that have given no rows."""
-        return Waiting(sum(map(len, self._passes.values())))
 
     def add(self, passes: Iterable[ForwardPass]) -> None:
         """Add records in their order; a heartbeat says only that the engine is there."""

@@ -207,7 +207,7 @@ class EngineProcess:
         waited = liveness > 0 or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
         if not (window.size and (self.is_exact or self.has_journeys or waited)):
             return  # whether journeys will come, which have the decode context, is not known
-        self._give_up_before(window.base)
+        self._give_up_lost()
         first, stop = self.emitted_step or window.base, window.newest_step + 1
         if self.is_exact:
             watermark_ns = self.event_unix_ns - self._settings.lateness_ns
@@ -229,8 +229,9 @@ class EngineProcess:
         """Steps first..stop-1."""
         return StepView(*self.window.columns(first, stop), asynchronous=self.scheduling is Scheduling.ASYNC)
 
-    def _give_up_before(self, base: int) -> None:
-        """Step ids have jumped: what lies before the window is lost, rows and unfinished prefills alike."""
+    def _give_up_lost(self) -> None:
+        """Where step ids have jumped, what lies before the window is lost, rows and unfinished prefills alike."""
+        base = self.window.base
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
         if 0 < self.emitted_step < base:
             engine = self._engine

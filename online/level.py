@@ -32,7 +32,7 @@ from .state import Stateful
 
 # Guess: half or twice as long move errors by 0.1 points; 20 rows alone leave 0.3 points more of the median error.
 HALF_LIVES_ROWS = (8, 20, 60)
-# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
+# Chosen: on the recordings c0, c1, c3, c5, c9 and p1; of River's correction, too, which errs as much with 0.15.
 LEVEL_MAX = 0.25
 # Derived: a reader has what it reads a second or more later; after so long the means that it has are renewed.
 LATE_NS = 1_000_000_000

@@ -6,19 +6,19 @@ a model of River's imports it, with the first row (online/target/settings.py).
 ``river:residual``: River's linear regression on what the level leaves, from columns that no coefficient is about.
 
     e_i = log(y_i / (x_i beta F exp(c_i)))       c: the level (online/level.py)
-    d_i = clip(w . scaled(u_i) + w0, -0.15, 0.15)                 published: x beta F exp(c + d) while it wins
+    d_i = clip(w . scaled(u_i) + w0, -0.25, 0.25)                 published: x beta F exp(c + d) while it wins
     scaled, w, w0: StandardScaler, then LinearRegression(SGD(0.01), Huber(0.05)), River's own, ``predict_one`` then
     ``learn_one``
 
 u: per step, how many requests wait, are preempted, finish, run without being scheduled; the KV usage; blocks offloaded,
 restored, evicted; 0 where it is not known. It wins while the discounted error of all rows with d is below the one
-without, after 256 rows that it saw.
+without.
 
 It sees at most 32 rows per second of event time, evenly spaced in each block, so that its cost does not grow with the
 load and a long step is seen no more often than a short one. Of the rows between, d of the last that it saw stands.
 
-Guarantee: d is finite and within its bounds. The loss and the bounds were chosen on the recordings c0,
-c1, c3, c5, c9 and p1. Merging: gradient steps do not add, so the model starts over; counts of rows add.
+Guarantee: d is finite and within the bounds of the level. The loss was chosen on the recordings c0, c1, c3, c5, c9 and
+p1. Merging: gradient steps do not add, so the model starts over; counts of rows add.
 
 ``river:<dotted name>``: a regressor of River beside ``rls``, e.g. ``river:tree.HoeffdingTreeRegressor``. It sees as
 many rows, each a dict of per-step features x / l with a relative target behind a StandardScaler
@@ -42,15 +42,14 @@ import numpy as np
 from river import base, drift, linear_model, optim, preprocessing
 
 from .blocks import Design, median_of
-from .constants import MEMORY_ROWS, NOISE_ROWS, VALUE_MAX
+from .constants import NOISE_ROWS, VALUE_MAX
 from .errors import RATIO_MAX, Contest, PrequentialError
 from .features import FeatureSet
+from .level import LEVEL_MAX
 from .rows import STEP_FEATURES, Floats, Ints, RowBlock
 from .snapshot import CorrectionSnapshot, ModelSnapshot
 from .state import Stateful, Tree
 
-# Chosen: on the recordings c0, c1, c3, c5, c9 and p1.
-RESIDUAL_MAX = 0.15
 # Guard: cost; rows per second of event time that each model sees of a target.
 ROWS_PER_S = 32.0
 
@@ -150,13 +149,11 @@ class ResidualModel(Stateful):
 
     Attributes:
         learned, passed: rows seen in all, and rows between them.
-        active: whether d is part of what is published.
-        seen_rows: those since the model last started over.
         last_value: d of the last row that was seen.
         contest: between 0, as if it added nothing, and d.
     """
 
-    SAVED = ("learned", "passed", "rate_limit", "active", "seen_rows", "last_value", "contest", "model")
+    SAVED = ("learned", "passed", "rate_limit", "last_value", "contest", "model")
 
     def __init__(self) -> None:
         self.learned = self.passed = 0
@@ -164,8 +161,12 @@ class ResidualModel(Stateful):
         self._start_over()
 
     def _start_over(self) -> None:
-        self.active, self.seen_rows, self.last_value = False, 0, 0.0
-        self.model, self.contest = Regression(), Contest(2)
+        self.last_value, self.model, self.contest = 0.0, Regression(), Contest(2)
+
+    @property
+    def active(self) -> bool:
+        """Whether d is part of what is published."""
+        return self.contest.best() == 1
 
     def learn(self, rows: RowBlock, left: Floats) -> Floats:
         """Rows and their e, (n,); d of each by what was known before it, (n,)."""
@@ -176,15 +177,13 @@ class ResidualModel(Stateful):
             if not np.isfinite(values).all():
                 self._start_over()
                 values = np.nan_to_num(values, posinf=0.0, neginf=0.0)
-        values = np.clip(values, -RESIDUAL_MAX, RESIDUAL_MAX)
+        values = np.clip(values, -LEVEL_MAX, LEVEL_MAX)
         self.last_value = float(values[-1])
         added = np.repeat(values, np.diff(seen, prepend=0, append=len(left)))
         published = added if self.active else np.zeros_like(added)
         self.contest.learn(np.stack((np.zeros_like(added), added)), left, len(seen) / len(left))
         self.learned += len(seen)
         self.passed += len(left) - len(seen)
-        self.seen_rows += len(seen)
-        self.active = self.seen_rows >= MEMORY_ROWS and self.contest.best() == 1
         return published
 
     def snapshot(self) -> CorrectionSnapshot:

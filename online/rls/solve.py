@@ -34,9 +34,8 @@ keeps a tiny y from owning the fit. The scale s moves toward 1.4826 median |u| o
 A mean fit (of times that are skewed and add up, where a robust fit is far off) has w = weight / m^2 and h = 1, with m
 that of the first rows: least squares, whose residuals sum to zero.
 
-The first 256 rows are fitted together: passes with Huber's weights from a start at 1 / y^2, then with Tukey's, which
-drop what is beyond 4.7 scales. A warm-up that is 20 % of the rows and all of one batch size is out of Huber's reach but
-not of Tukey's.
+The first 256 rows are fitted together: passes with Tukey's weights from a start at 1 / y^2, which drop what is beyond
+4.7 scales. A warm-up that is 20 % of the rows and all of one batch size is out of Huber's reach but not of Tukey's.
 
 References: Huber, Robust Statistics (1981), 7.8; Holland and Welsch (Comm. Stat. 1977), for the passes.
 
@@ -201,8 +200,8 @@ HUBER = 2.5
 _FLOOR = 0.2
 # Guess: share of the way that the scale goes in one block of 32 rows.
 _SCALE_RATE = 0.15
-# Guess: passes after which the first fit stands; 4 and 8 leave the same errors.
-_HUBER_PASSES, _PASSES = 6, 9
+# Guess: passes after which the first fit stands; 6 leave the same errors.
+_PASSES = 9
 
 
 def relative_residuals(
@@ -257,12 +256,11 @@ def weigh_first_rows(
     """
     x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
     median_us, scale = median_of(y / steps), MISFIT
-    share, per_unit, u = np.ones(len(z)), np.sqrt(row_weight) / median_us, np.zeros(len(z))
+    per_unit, u = np.sqrt(row_weight) / median_us, np.zeros(len(z))
     if robust:
         u, per_unit = relative_residuals(y, steps, row_weight, y, median_us)
-    for i in range(_PASSES if robust else 1):
-        if robust:
-            share = huber(u, scale) * (bisquare(u / scale) if i >= _HUBER_PASSES else 1.0)
+    for _ in range(_PASSES if robust else 1):
+        share = bisquare(u / scale)
         weight = share * per_unit * per_unit
         prediction = x @ solve_statistics((z * weight[:, None]).T @ z, scale)
         u, per_unit = relative_residuals(y, steps, row_weight, prediction, median_us)

@@ -9,7 +9,8 @@ import pytest
 
 from collector.config import Config
 from online import STEP_FEATURES, RowBlock, river
-from online.river import RESIDUAL_MAX, ResidualModel
+from online.level import LEVEL_MAX
+from online.river import ResidualModel
 from online.state import StateError
 from tests.support.banks import STEP, learned, merged, told
 from tests.support.linear_steps import steps
@@ -92,7 +93,7 @@ def test_a_merged_state_starts_over_and_counts_the_rows_of_both(queued):
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-9, 1.0, 1e9])
-@pytest.mark.parametrize("ratio", [-40.0, -0.149, 0.149, 27.0])
+@pytest.mark.parametrize("ratio", [-40.0, -0.249, 0.249, 27.0])
 def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio, monkeypatch):
     monkeypatch.setattr(river, "ROWS_PER_S", 1e6)
     model = ResidualModel()
@@ -101,7 +102,7 @@ def test_it_stays_finite_and_within_its_bounds_whatever_it_learns(size, ratio, m
         rows = RowBlock.of_lines(raw, np.ones(16), end_ns=np.full(16, SECOND_NS * (k + 1)))
         found = model.learn(rows, np.full(16, ratio) * (-1) ** k)
         assert np.isfinite(found).all()
-        assert np.abs(found).max() <= RESIDUAL_MAX
+        assert np.abs(found).max() <= LEVEL_MAX
 
 
 # ------------------------------------------------------------------- cost

@@ -95,7 +95,9 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     put(queue, "inside", CAPACITY)
 
     async def scenario():
-        waiting = asyncio.create_task(queue.put(Export(b"x", "", "grpc", 1)))
+        waiting, gone = (asyncio.create_task(queue.put(Export(b"x", "", "grpc", 1))) for _ in range(2))
+        await asyncio.sleep(0)
+        gone.cancel()
         await asyncio.sleep(0)
         await asyncio.to_thread(queue.close)
         return await waiting
@@ -182,10 +184,15 @@ def test_large_messages_are_received_one_after_the_other_since_each_is_held_twic
     asyncio.run(scenario())
 
 
-def test_many_calls_on_one_connection_come_in_and_one_that_gives_up_lets_the_next_in():
+def test_many_calls_on_one_connection_come_in_after_each_other_and_one_that_gives_up_lets_the_next_in():
+    inside = []
+
     async def receive(budget, size_bytes):
         async with budget.receiving("one", size_bytes):
+            inside.append(size_bytes)
             await asyncio.sleep(0)
+            assert len(inside) == 1
+            inside.clear()
 
     async def scenario():
         budget = ReceiveBudget(100)

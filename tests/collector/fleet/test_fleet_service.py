@@ -65,7 +65,7 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
         service.start()
         try:
             eventually(lambda: value_of(service.metrics, table.FLEET_WRITTEN) > 0)
-            service._task.stop()
+            service._task.stop(60)
             served.update(dict.fromkeys(("e0", "e1", "e2"), 500))
             service.pull_round()
             assert service.snapshot().configs

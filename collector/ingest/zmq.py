@@ -7,7 +7,7 @@ then at the publisher. PUB drops silently, so a loss shows in the publisher's nu
 
 A message is: topic (or nothing), sequence of 8 bytes, body. libzmq does not bound the number of its frames: while the
 process has more memory than its limit, which exports alone do not bring about since they are refused before, the
-sockets are closed. pyzmq is an optional dependency (extra ``kv``), imported when the first subscriber starts.
+sockets are closed. pyzmq is an optional dependency (extra ``kv``), imported where endpoints are configured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
+from importlib import import_module
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from collector.config import Config, ConfigError, Owned, parse_owned
@@ -173,8 +173,10 @@ class Subscriber(Generic[T]):
     ) -> None:
         self._feed = feed
         self._endpoints = [parse_owned(text) for text in getattr(config, feed.key)]
-        if self._endpoints and find_spec("zmq") is None:
-            raise ConfigError(feed.key, "pyzmq is not installed: install tracefit's extra kv")
+        try:
+            self._zmq: Any = import_module("zmq") if self._endpoints else None
+        except ImportError:
+            raise ConfigError(feed.key, "pyzmq is not installed: install tracefit's extra kv") from None
         self._metrics = metrics
         self._clock = SteadyClock(clock)
         self._io = io
@@ -187,20 +189,15 @@ class Subscriber(Generic[T]):
         self._subscriptions: list[_Subscription] = []
         self._expected: dict[tuple[str, int], int] = {}
         """The next number of each stream of an address."""
-        self._zmq: Any = None
         self._context: Any = None
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
         metrics.set(table.CAPACITY, QUEUE_MAX, feed.key)
 
     def start(self) -> None:
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
-        if not self._endpoints:
-            return
-        import zmq  # noqa: PLC0415 -- optional: only who configures endpoints needs it
-
-        self._zmq = zmq
-        self._io.run(self._open())
-        self._task.start(self._listen())
+        if self._endpoints:
+            self._io.run(self._open())
+            self._task.start(self._listen())
 
     def stop(self) -> bool:
         """Listen no more, and close the sockets. Always True: nobody's message was acknowledged."""
@@ -212,10 +209,8 @@ class Subscriber(Generic[T]):
     def take(self) -> list[T]:
         """What came since the last call, in order of arrival."""
         with self._lock:
-            out = list(self._queue)
-            self._queue.clear()
-            self._queued = 0
-        return out
+            taken, self._queue, self._queued = self._queue, deque(), 0
+        return list(taken)
 
     async def _open(self) -> None:
         zmq, feed, endpoints = self._zmq, self._feed, self._endpoints

@@ -39,24 +39,21 @@ CONTENT_TYPE: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 
 
-def _unsupported(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Answer:
-    return answer(Outcome.UNDECODABLE, text=text)._replace(status=status, headers=headers)
-
-
-_UNSERVED = StatusCode.UNIMPLEMENTED
-NOT_FOUND = _unsupported(HTTPStatus.NOT_FOUND, f"only {PATH} is served")._replace(code=_UNSERVED)
-NOT_POST = _unsupported(HTTPStatus.METHOD_NOT_ALLOWED, "POST only", ("Allow", "POST"))._replace(code=_UNSERVED)
-NOT_OTLP = _unsupported(
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    f"expected Content-Type {CONTENT_TYPE} or, of traces, {JSON}; Content-Encoding gzip or none",
-    ("Accept-Encoding", "gzip"),
-)
-NO_LENGTH = _unsupported(HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
-NO_TOKEN = answer(Outcome.UNAUTHENTICATED)._replace(headers=(("WWW-Authenticate", "Bearer"),))
+_UNSERVED, _BAD, _KIND = StatusCode.UNIMPLEMENTED, StatusCode.INVALID_ARGUMENT, HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+NOT_FOUND = Answer(Outcome.UNDECODABLE, _UNSERVED, HTTPStatus.NOT_FOUND, f"only {PATH} is served")
+NOT_POST = Answer(Outcome.UNDECODABLE, _UNSERVED, HTTPStatus.METHOD_NOT_ALLOWED, "POST only")
+NOT_OTLP = Answer(Outcome.UNDECODABLE, _BAD, _KIND, f"expected {CONTENT_TYPE} or, of traces, {JSON}; gzip or plain")
+NO_LENGTH = Answer(Outcome.UNDECODABLE, _BAD, HTTPStatus.LENGTH_REQUIRED, "expected a Content-Length")
 TOO_LARGE, TOO_SLOW = answer(Outcome.TOO_LARGE), answer(Outcome.INCOMPLETE)
 NOT_GZIP = answer(Outcome.UNDECODABLE, text="not gzip of one member")
 BUSY = answer(Outcome.QUEUE_FULL, "JSON of others is being parsed")
 NOT_JSON = answer(Outcome.UNDECODABLE, text="not OTLP/JSON")
+_HEADERS: Final = {
+    HTTPStatus.METHOD_NOT_ALLOWED: ("Allow", "POST"),
+    HTTPStatus.UNAUTHORIZED: ("WWW-Authenticate", "Bearer"),
+    _KIND: ("Accept-Encoding", "gzip"),
+}
+"""What belongs to an answer of a status."""
 
 
 def inflate(data: bytes, limit_bytes: int) -> bytes | Answer:
@@ -108,7 +105,7 @@ class _ExportHandler:
         if request.method != "POST":
             return NOT_POST
         if not self._consumer.lets_in(headers.get("Authorization")):
-            return NO_TOKEN
+            return answer(Outcome.UNAUTHENTICATED)
         known = (CONTENT_TYPE, JSON) if signal is Signal.TRACES else (CONTENT_TYPE,)
         if request.content_type not in known or _encoding(request) not in ("", "identity", "gzip"):
             return NOT_OTLP
@@ -140,7 +137,7 @@ def _reply(request: web.BaseRequest, answer: Answer | None) -> web.Response:
     headers = CIMultiDict([("Content-Type", JSON if as_json else CONTENT_TYPE)])
     if answer is None:
         return web.Response(body=b"{}" if as_json else b"", headers=headers)
-    headers.extend(answer.headers)
+    headers.extend([_HEADERS[answer.status]] if answer.status in _HEADERS else [])
     if answer.may_repeat:
         headers["Retry-After"] = str(math.ceil(RETRY_S))
     response = web.Response(status=answer.status, body=answer.body(as_json=as_json), headers=headers)

@@ -61,8 +61,6 @@ class Answer(NamedTuple):
     code: grpc.StatusCode
     status: HTTPStatus
     text: str
-    headers: tuple[tuple[str, str], ...] = ()
-    """Of HTTP, beside ``Retry-After``."""
 
     @property
     def may_repeat(self) -> bool:

@@ -9,7 +9,8 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
 
 **Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
 steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
-as steps have a prompt. Outside of what was seen, and where rows were means, so that the answer rests on the
+as steps have a prompt. Where prompts wait for tokens, how long depends on how sizes spread: that part of k V is off by
+_QUEUE_OFF. Outside of what was seen, and where rows were means, so that the answer rests on the
 coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL.
 
 Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
@@ -57,6 +58,8 @@ ATTENTION_TOKENS = 4096.0
 """So much longer than a step may a prompt be: the attention of its chunks to those before is in no coefficient."""
 _BUDGET_DECIDES = 1.05
 """More steps of a prefill than this, where one step would do: others take part of its tokens, or there are too few."""
+_QUEUE_OFF = 0.25
+"""Of the steps in which other prompts take the tokens: as far off by how sizes spread, for eight in ten loops."""
 _KNOWN_WITHIN = 2.0
 """ITL of short answers is usable where requests that gather have at least so large a part of it."""
 TURNAROUND_US = 2_000.0
@@ -152,7 +155,8 @@ class RequestTimes:
         refused, waits = self._refused(work, running, at, least_us), list[str]()
         if memory_us:
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
-        both, of_means = self._mean_steps(work, running, at.k), self.steps.of_means
+        prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
+        both, of_means = self._mean_steps(prefills, work, at.k), self.steps.of_means
         met = both[1:] if of_means else both if tokens else both[:1]
         seen = (name for step in met for name in self.steps.outside(*step))
         outside = tuple(dict.fromkeys((*refused, *seen)))
@@ -163,7 +167,8 @@ class RequestTimes:
             of_first, of_itl = (self.steps.spread(*step) for step in both)
         with_prompt = min(running * at.k / (at.k + tokens), 1.0)  # of the steps
         of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
-        first_us = math.hypot(of_first * ttft[0], of_prompts_us)
+        queued_us = _QUEUE_OFF * max(1.0 - prefills.chunks / at.k, 0.0) * at.own[0]
+        first_us = math.hypot(of_first * ttft[0], of_prompts_us, queued_us)
         between_us = math.hypot(of_itl, one_step * with_prompt) * at.itl[0]
         first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
         return RequestEstimate(
@@ -198,11 +203,9 @@ class RequestTimes:
         }
         return [name for name, is_so in doubts.items() if is_so]
 
-    def _mean_steps(self, work: Workload, running: float, k: float) -> tuple[_Step, _Step]:
+    def _mean_steps(self, prefills: Prefills, work: Workload, k: float) -> tuple[_Step, _Step]:
         """A step of the own prompt, and one that others wait for: where rows are means a mean one, else a decode."""
-        decodes = work.output - 1.0
-        prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
-        others = prefills.mean()
+        decodes, running, others = work.output - 1.0, prefills.requests, prefills.mean()
         of_own, of_others = (work.uncached * prefills.ended(j) for j in (others + 1.0, others))
         batch = running, running * work.context * decodes / (k + decodes)
         return (of_own, *batch), (of_others if self.steps.of_means else 0.0, *batch)

@@ -43,6 +43,8 @@ _ROWS_MIN, _WINDOWS_MIN = 256, 64
 _MEDIAN_APE_MAX = 0.25
 LEVEL_AGE_MAX_S = 10.0
 """An older level says nothing of now: what it follows passes within seconds."""
+_SHAPE_OCTAVES, _BATCH_OCTAVES = 1.0, 0.75
+"""How far the nearest shape of single steps may be, in requests and tokens together, or the nearest batch of means."""
 _BUDGET_ASSUMED = 2048.0
 """The smallest of vLLM's defaults for ``max_num_batched_tokens`` of an API server."""
 _ALL = (-math.inf, math.inf)
@@ -88,7 +90,8 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
         self._model_is_known = "model" in config.facts
-        self._seen_octaves = {self._octaves(*step) for step in map(middle_of, target.cells) if step is not None}
+        cells = (self.of_means and target.shapes) or target.cells  # a mean that was thrown away is no batch
+        self._seen_octaves = {self._octaves(*step) for step in map(middle_of, cells) if step is not None}
         self.seen = target.seen
         self._bounds = [self.seen.get(name, _ALL) for name in FEATURES[1:]]
         usual = [each.usual for each in target.shapes.values() if each.usual is not None and each.usual.requests > 0.0]
@@ -135,7 +138,8 @@ class StepModel:
         length = decode_context_tokens / max(requests, 1.0)
         inside["context_per_request"] = not length or low <= length <= high
         tokens, batch = self._octaves(prefill_tokens, requests)
-        near = (abs(tokens - of_seen) + abs(batch - seen) <= 1.0 for of_seen, seen in self._seen_octaves)
+        most = _BATCH_OCTAVES if self.of_means else _SHAPE_OCTAVES
+        near = (abs(tokens - of_seen) + abs(batch - seen) <= most for of_seen, seen in self._seen_octaves)
         inside["shape"] = not self._seen_octaves or any(near)
         inside["max_num_seqs"] = requests <= self.requests_max
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget

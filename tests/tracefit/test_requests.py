@@ -184,6 +184,13 @@ def test_the_band_holds_the_wait_for_memory_where_sizes_decide_whether_one_waits
     assert full.high > 3.0 * full.us > 3.0 * roomy.us
 
 
+def test_the_band_of_the_first_token_holds_how_long_prompts_wait_for_tokens():
+    config = _told_by("steps", seen=None, interval=None).assuming(kv_tokens=10**9)
+    load = {"prompt_tokens": 1800, "output_tokens": 60, "concurrency": 38}
+    few, many = (config.assuming(max_num_batched_tokens=budget).request(**load).ttft for budget in (2048, 10**5))
+    assert (few.high - few.us) / few.us > 0.05 > 5.0 * (many.high - many.us) / many.us
+
+
 @pytest.mark.parametrize("telemetry", ["journeys", "requests", "metrics"])
 def test_rows_of_many_steps_tell_the_shapes_of_decodes(telemetry):
     """Stalls are in all of them."""

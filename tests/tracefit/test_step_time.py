@@ -91,6 +91,14 @@ def test_beyond_an_octave_of_what_was_seen_and_of_an_unknown_model_nothing_carri
     assert not config_of(document).step_time(requests=40, decode_context_tokens=400_000).usable
 
 
+def test_of_means_nothing_carries_beyond_three_quarters_of_an_octave_of_the_batches_with_rows():
+    document = tree()
+    document["configs"][0]["telemetry"] = "metrics"
+    step_time_of(document)["shape_factors"] = {cell: {"factor": 1.0, "rows": 99.0} for cell in ("decode:2", "decode:8")}
+    told = {n: config_of(document).step_time(requests=n) for n in (2, 3.3, 3.5, 4.7, 4.8, 8)}
+    assert [n for n, step in told.items() if "shape" in step.extrapolated and not step.usable] == [3.5, 4.7]
+
+
 def test_outside_a_weak_coefficient_does_not_carry():
     config = changed(lambda t: t["models"]["portable"]["features"][2].update(status="weak"))
     assert config.step_time(requests=40, decode_context_tokens=140_000).usable

@@ -20,12 +20,13 @@ k = 1 holds no whole number, only means of several steps; its THIGH is below its
 class of each kind has no end and is named LOW+. A name is read by its LOW and TLOW, its smallest step.
 
 **Surface.** r_c rows of cell c were seen; P_c, n_c, C_c are the usual work of its steps, t_c their microseconds; s is
-what a token of context costs among steps of about one size, b_C where nobody said. Cells with prefill and cells without
-it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
+what a token of context costs among steps of about one size. It is b_C where nobody said, or where a row is the mean of
+many steps, which are of many sizes. Cells with prefill and cells without it are two kinds. At the middle (P, n) of
+every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s C_c) / x_c
-    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + r)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
@@ -45,10 +46,6 @@ regression, each cell weighed by its w_c. Without prefill it may fall where a ba
 before it by four standard errors of both, as multiples of four are in some kernels. The standard error of a cell is the
 spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests. What
 was measured may be no chance: the band is wider by the difference.
-
-**Shrinkage.** A row of a cell is off by its noise, whose variance is that of the pooled interval, and a cell from what
-the others beside say by misfit, of which the noise of its rows is no part. r = noise² / misfit² rows (0.5 to 64; 8
-while misfit is looked for) weigh as much as those others.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -79,7 +76,7 @@ Band = tuple[float, float, float]
 
 _STRATUM_OCTAVE_MAX = 15
 _NEAREST_FIRST = sorted(range(-_STRATUM_OCTAVE_MAX, _STRATUM_OCTAVE_MAX + 1), key=abs)
-_HALF_ROWS, _HALF_MIN, _HALF_MAX = 8.0, 0.5, 64.0
+_HALF_ROWS = 8.0
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
@@ -228,24 +225,16 @@ class StepSurface:
         self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         self._nearest: dict[str, Ratios] = {}
-        context_us = target.context_us_per_token if told else None
+        context_us = target.context_us_per_token if told and not of_means else None
         self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
-        decodes: dict[_Place, _Seen] = {}
-        kinds = (decodes, decodes if by_size else {})
+        self._decodes: dict[_Place, _Seen] = {}
+        self._prefills = self._decodes if by_size else {}
         for name, shape in target.shapes.items() if told else ():
             step = smallest_step(name)
             if step is None or (step[0] and of_means and not by_size):
                 continue
             if (seen := self._seen(_place(*step), shape)) is not None:
-                kinds[step[0] > 0.0][_place(*step)] = seen
-        scatter = _scatter(self._interval.pooled)
-        noise = scatter * scatter  # inf where a power overflows
-        misfit = _misfit(kinds, noise)
-        half = min(max(noise / misfit, _HALF_MIN), _HALF_MAX) if misfit else _HALF_MAX
-        self._decodes, self._prefills = (
-            {place: each._replace(share=each.rows / (each.rows + half)) for place, each in kind.items()}
-            for kind in kinds
-        )
+                (self._prefills if step[0] else self._decodes)[_place(*step)] = seen
 
     def band(
         self, prefill_tokens: float, requests: float, decode_context_tokens: float, *, monotone: bool = False
@@ -352,19 +341,6 @@ def _isotonic(values: Sequence[float], weights: Sequence[float], errors: Sequenc
 def _scatter(ratios: Ratios) -> float:
     """Standard deviation of the steps of a stratum, of which eight in ten are between these ratios."""
     return (ratios[1] - ratios[0]) / (2.0 * NORMAL_P90)
-
-
-def _misfit(kinds: Sequence[Mapping[_Place, _Seen]], noise: float) -> float:
-    """Variance of l_c from what the other cells beside say, without that of its rows."""
-    total = apart = 0.0
-    for kind in kinds:
-        for each in kind.values():
-            others = [other for other in kind.values() if other is not each]
-            total += each.share
-            apart += each.share * (
-                (each.log_ratio - _beside(others, each.requests, each.tokens)) ** 2 - noise / each.rows
-            )
-    return max(apart / total, 0.0) if total else 0.0
 
 
 def _beside(kind: Collection[_Seen], requests: float, tokens: float) -> float:

@@ -52,7 +52,6 @@ _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
 _VOTES_MIN = 8
 """Steps that tell how an engine schedules: a stamp or two may be late."""
-_FORGET_FROM_STEPS = 4096
 _STEPS_BEFORE = 2
 """Steps behind the rows that the next row needs: they may say when it begins."""
 
@@ -401,7 +400,7 @@ class EngineProcess:
 
         Requests that still wait look back at the queue they met.
         """
-        if not self.emitted_step or self.window.size < _FORGET_FROM_STEPS:
+        if not self.emitted_step:
             return
         horizon_ns = self.event_unix_ns
         if self.has_journeys:

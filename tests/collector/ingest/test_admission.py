@@ -24,9 +24,13 @@ def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
     return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
 
 
-def put(queue, name, size_bytes, address="a"):
+def sized(size_bytes, name="", address="a"):
+    return Export(bytes(size_bytes), f"{address}:1", "grpc", 1, name)
+
+
+def put(queue, name, size_bytes, *address):
     """What the queue says of an export of so many bytes; None if it is in."""
-    return queue.put_nowait(Export(bytes(size_bytes), f"{address}:1", "grpc", 1, recording=name))
+    return queue.put_nowait(sized(size_bytes, name, *address))
 
 
 def names(batch):
@@ -87,7 +91,7 @@ def test_who_asks_at_the_very_moment_in_which_room_is_made_does_not_wait_for_the
     queue = Racing(FakeClock(), capacity_bytes=CAPACITY, wait_s=60)
     put(queue, "full", CAPACITY)
     batch = queue.take(CAPACITY, 0)
-    assert asyncio.run(queue.put(Export(b"x", "", "grpc", 1))) is None
+    assert asyncio.run(queue.put(sized(1))) is None
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
@@ -95,10 +99,11 @@ def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     put(queue, "inside", CAPACITY)
 
     async def scenario():
-        waiting, gone = (asyncio.create_task(queue.put(Export(b"x", "", "grpc", 1))) for _ in range(2))
+        waiting, gone, large = (asyncio.create_task(queue.put(sized(each))) for each in (1, 1, CAPACITY))
         await asyncio.sleep(0)
         gone.cancel()
         await asyncio.sleep(0)
+        assert large.done()
         await asyncio.to_thread(queue.close)
         return await waiting
 

@@ -252,7 +252,7 @@ def test_engines_beyond_the_cap_take_the_place_of_those_that_are_gone(apart_s, r
         pipeline.process([export(Piece(f"engine-{number}", STEP_SCOPE, step_span(run, 1, 100)))])
     counts = pipeline.take_counts()
     assert (counts[table.SIZE, "engines"], counts[table.LIMIT_EXCEEDED, "engines"]) == (4, refused)
-    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == evicted
+    assert counts[table.JOIN_EVENTS, JoinEvent.ENGINE_EVICTED] == counts[table.DROPPED_ROWS, RowDrop.IDLE] == evicted
     pipeline.emit_idle(1 << 62)
     assert pipeline.take_counts()[table.LIMIT_EXCEEDED, "engines"] == 0
 

@@ -134,7 +134,6 @@ def blis_coefficients(
     Raises:
         BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.
     """
-    notes: list[str] = []
     step = _features(config, "step_time")
     if not step:
         raise BlisError("step_time: nothing learned yet, so its coefficients are absent")
@@ -142,7 +141,7 @@ def blis_coefficients(
     beta = [0.0] * N_BETAS
     prices = {name: _value(step, "step_time", name) for name in _STEP_COLUMNS}
     prices |= (experts := _fold_experts(config, step, prices)).prices
-    folded = _fold_prompts(config, step, prices)
+    notes, folded = [_misfit(config, prices)], _fold_prompts(config, step, prices)
     prices |= folded.prices
     for name, index in _STEP_COLUMNS.items():
         value = prices[name]
@@ -194,25 +193,38 @@ class _Folded(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
+def _usual_steps(config: ConfigSnapshot) -> list[tuple[float, ...]]:
+    """Of each shape that was seen: rows, prefill tokens, requests, tokens of decode context and microseconds."""
+    shapes = config.targets["step_time"].shape_factors.values()
+    return [(each.rows, *each.usual) for each in shapes if each.usual is not None and each.usual[3] > 0.0]
+
+
+def _misfit(config: ConfigSnapshot, prices: Mapping[str, float]) -> str:
+    """How far BLIS's line, which has no shapes, is off the usual steps without prompts and with them."""
+    rows, prefill, batch, context, us = np.array(_usual_steps(config)).reshape(-1, 5).T
+    columns = np.array([prefill, context, batch, np.ones_like(us)])
+    off = np.abs(np.array([prices[name] for name in _STEP_COLUMNS]) @ columns / us - 1.0)
+    kinds = {"steps without a prompt": prefill == 0.0, "steps with one": prefill > 0.0}
+    said = [f"{kind} {np.average(off[of], weights=rows[of]):.1%}" for kind, of in kinds.items() if of.any()]
+    return f"step_time by these coefficients alone, mean error: {', '.join(said) or 'not known'}"
+
+
 def _fold_experts(config: ConfigSnapshot, step: Mapping[str, FeatureSnapshot], prices: Mapping[str, float]) -> _Folded:
     """The line in the batch that is nearest to what its experts cost: BLIS has no term for the share touched."""
     if ACTIVE_EXPERTS not in step:
         return _Folded()
     all_us, experts = _value(step, "step_time", ACTIVE_EXPERTS), experts_in(config.config)
     mean = step["requests"].mean or 0.0
-    seen = [
-        (each.rows / each.usual[3] ** 2, each.usual[1], each.usual[0] + each.usual[1])
-        for each in config.targets["step_time"].shape_factors.values()
-        if each.usual is not None and each.usual[3] > 0.0
-    ] or [(1.0, mean, mean), (1.0, 1.01 * mean, 1.01 * mean)]
-    if experts is None or not seen[0][1] > 0.0:
+    cells = _usual_steps(config) or [(1.0, 0.0, mean, 0.0, 1.0), (1.0, 0.0, 1.01 * mean, 0.0, 1.0)]
+    rows, prefill, batch, _, us = np.array(cells).T
+    if experts is None or not batch[0] > 0.0:
         raise BlisError(f"step_time: {ACTIVE_EXPERTS} needs num_experts, num_experts_per_tok and a mean batch")
-    weight, batch, tokens = np.array(seen, np.float64).T
-    share = share_touched(*experts, tokens)
-    at, touched = np.average(batch, weights=weight), np.average(share, weights=weight)
-    along, spread = weight @ ((batch - at) * (share - touched)), weight @ (batch - at) ** 2
-    slope = min(max(along / spread, 0.0), touched / at) if spread > 0.0 else 0.0
-    added = {"requests": all_us * float(slope), "intercept": all_us * float(touched - slope * at)}
+    weight, share = np.sqrt(rows) / us, share_touched(*experts, prefill + batch)
+    columns = np.array([batch, np.ones_like(batch)]) * weight
+    slope, level = np.linalg.lstsq(columns.T, share * weight, rcond=None)[0]
+    if level < 0.0:
+        slope, level = columns[0] @ (share * weight) / (columns[0] @ columns[0]), 0.0
+    added = {"requests": all_us * max(float(slope), 0.0), "intercept": all_us * float(level)}
     line = {name: prices[name] + us for name, us in added.items()}
     said = f"BLIS has no term for experts touched: a line in beta[5] and beta[6] has the {all_us:.4g} µs of all"
     return _Folded(line, warnings=(f"{said} for batches of {batch.min():.4g} to {batch.max():.4g} requests",))
@@ -370,11 +382,6 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
         f"step_time rows {model.rows}, effective rows {model.effective_rows:.1f}",
         f"kv_us_per_token {coefficients.kv_us_per_token!r} (BLIS's formula and figures)",
     ]
-    if model.error is not None:
-        error = model.error  # a reader of this file has neither shape factors nor a level
-        head.append(
-            f"step_time by these coefficients alone: median error {error.median_ape:.4f}, p90 {error.p90_ape:.4f}"
-        )
     head.extend((*coefficients.warnings, *coefficients.notes))
     if coefficients.limits:
         head.append(f"flags that belong to it:{_flags(coefficients)}")
@@ -393,11 +400,7 @@ def render_yaml(snapshot: Snapshot, config: ConfigSnapshot, coefficients: Coeffi
 
 def _number(value: float) -> str:
     """Shortest text that reads back as the same number, with the dot that YAML 1.1 readers ask for."""
-    text = repr(float(value))
-    mantissa, e, exponent = text.partition("e")
-    if e and "." not in mantissa:
-        return f"{mantissa}.0e{exponent}"
-    return "0" if text == "0.0" else text
+    return np.format_float_positional(value, trim="0") if value else "0"
 
 
 def export(

@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -204,14 +205,7 @@ def test_old_pages_go_when_nobody_takes_them(monkeypatch):
 
 def test_every_address_behind_a_name_is_a_server_of_its_own():
     config = Config(scrape=("dns+http://vllm.ns.svc:8000/metrics",))
-    answers = iter([["10.0.0.1", "10.0.0.2"], OSError("no such name"), ["10.0.0.2"]])
-
-    def resolve(_host, _port):
-        answer = next(answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
+    resolve = Mock(side_effect=[["10.0.0.1", "10.0.0.2"], OSError("no such name"), ["10.0.0.2"]])
     targets = TargetList(config, resolve)
     both = ["http://10.0.0.1:8000", "http://10.0.0.2:8000"]
     for expected in (both, both, both[1:]):  # what it gave before stays

@@ -39,7 +39,7 @@ from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, rea
 from .wire import Export, ReadExport
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
-_AT_ONCE: Final = 4096
+_AT_ONCE: Final = 1024
 """Events that become columns together, which bounds what they hold of Python's; no request has as many."""
 
 

@@ -126,9 +126,8 @@ class PageEngine(Emitter):
 
     def defer_to(self, emitters: Sequence[Sender]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
-        self.count(RowDrop.KNOWN_FROM_STEPS, len(self.windows.rows[Target.STEP_TIME]))
-        for rows in self.windows.rows.values():
-            rows.clear()
+        known = sum(len(rows) for target, rows in self.advance() if target is Target.STEP_TIME)
+        self.count(RowDrop.KNOWN_FROM_STEPS, known)
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
         last_seen_unix_ns = max((engine.event_unix_ns for engine in engines), default=0)
         self.completeness.record(sum(engine.steps_seen for engine in engines), last_seen_unix_ns)

@@ -62,7 +62,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -318,8 +318,8 @@ def _judge(result: InferenceResult, fit: Fit, share: Floats, excitation: Floats,
 # ------------------------------------------------------------------- as published
 
 
-def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, result: InferenceResult) -> ModelSnapshot:
-    """What is published of columns with evidence or a prior: beta and means are theirs, then others'."""
+def as_published(columns: Sequence[Column], beta: Floats, means: Floats, result: InferenceResult) -> dict[str, Any]:
+    """Keys of a model's snapshot: columns with evidence or a prior; beta and means are theirs, then others'."""
     published = [j for j in range(len(columns)) if result.status[j] != _ABSENT]
     stderr = result.stderr
     features = [
@@ -336,13 +336,8 @@ def model_snapshot(columns: Sequence[Column], beta: Floats, means: Floats, resul
         )
         for j in published
     ]
-    return ModelSnapshot(
-        features=features,
-        rows=0,
-        effective_rows=0.0,
-        condition_number=result.condition,
-        covariance=result.covariance[np.ix_(published, published)].tolist(),
-    )
+    covariance = result.covariance[np.ix_(published, published)].tolist()
+    return {"features": features, "condition_number": result.condition, "covariance": covariance}
 
 
 def doubt_identified(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 
-import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design
@@ -43,7 +42,7 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import InferenceResult, ScoreCovariance, diagnose, model_snapshot
+from .error_bars import InferenceResult, ScoreCovariance, as_published, diagnose
 from .solve import (
     Prior,
     huber,
@@ -343,7 +342,7 @@ class RlsLearner(Stateful):
         variance = self.scale**2
         if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
-            variance = max(variance, residual_squares(g, fit.beta) / max(self.effective_rows(), 1.0))
+            variance = max(variance, residual_squares(g, fit.beta) / max(fit.strata.effective_rows(), 1.0))
         shapes = self.shapes if self.features.target.vector == "beta" else None
         return diagnose(fit, g, self.scale, variance, shapes, by_pages=self.by_pages)
 
@@ -352,10 +351,6 @@ class RlsLearner(Stateful):
         names = self.features.names
         known = _CONTEXT_TOKENS in names
         return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale) if known else None
-
-    def effective_rows(self) -> float:
-        """Rows that the published coefficients rest on, after forgetting and down-weighting."""
-        return self.fit.strata.effective_rows()
 
     def half_lives(self) -> float:
         """Half-lives that its rows are worth."""
@@ -374,7 +369,9 @@ class RlsLearner(Stateful):
         """The model as published; None before the first fit."""
         if not self.started:
             return None
-        model = model_snapshot(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.diagnosis())
-        return msgspec.structs.replace(
-            model, rows=self.rows, effective_rows=self.effective_rows(), error=self.error.snapshot()
+        return ModelSnapshot(
+            rows=self.rows,
+            effective_rows=self.fit.strata.effective_rows(),
+            error=self.error.snapshot(),
+            **as_published(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.diagnosis()),
         )

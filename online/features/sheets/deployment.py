@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 
 from online.constants import VALUE_MAX
-from online.features.columns import share_touched
+from online.features.columns import Fact, Facts, share_touched
 from online.rows import Floats
 
-from .model import ModelSheet, Scalar, model_sheet
+from .model import ModelSheet, model_sheet
 
 
 class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class HardwareSheet(msgspec.Struct, frozen=True, kw_only=True):
                 return self.tflops[name]
         return min(self.tflops.values())
 
-    def facts(self, dtype: str) -> dict[str, str | int | float | bool]:
+    def facts(self, dtype: str) -> dict[str, Fact]:
         """The sheet as facts of a configuration that computes in ``dtype``."""
         names = ("memory_bandwidth_gb_s", "memory_gb", "sm_count", "link_gb_s", "host_link_gb_s")
         known = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -169,7 +169,7 @@ class Sheet:
         return 2.0 * self.model.layers * self.model.hidden * 2.0 * 2.0 * (self.tp - 1) / self.tp / link
 
 
-def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]]:
+def sheet_of(facts: Facts) -> tuple[Sheet | None, tuple[str, ...]]:
     """The sheet of a configuration's facts, or None and what is missing for one; never raises.
 
     Args:
@@ -202,7 +202,7 @@ def sheet_of(facts: Mapping[str, Scalar]) -> tuple[Sheet | None, tuple[str, ...]
     return sheet, ()
 
 
-def _number(facts: Mapping[str, Scalar], name: str, unit: float = 1.0) -> float | None:
+def _number(facts: Facts, name: str, unit: float = 1.0) -> float | None:
     value = facts.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None

@@ -45,9 +45,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from online.features.columns import experts_in
-
-Scalar = str | int | float | bool
+from online.features.columns import Fact, Facts, experts_in
 
 _LIMIT = 2**31
 _LATENT = ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -77,7 +75,7 @@ _RECURRENT = ("ssm_", "mamba_", "state_size", "linear_num_", "linear_conv_", "rw
 _DTYPES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}
 
 
-def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
+def architecture(config: Mapping[str, Any]) -> dict[str, Fact]:
     """The numbers of a config.json under one set of names, checked.
 
     Args:
@@ -90,7 +88,7 @@ def architecture(config: Mapping[str, Any]) -> dict[str, Scalar]:
         raise ValueError(f"config.json: expected an object, got {type(config).__name__}")  # noqa: TRY004  as every fault of a file
     inner = config.get("text_config")
     values: dict[str, Any] = {**config, **inner} if isinstance(inner, Mapping) else dict(config)
-    out: dict[str, Scalar] = {}
+    out: dict[str, Fact] = {}
     for name, aliases in _NAMES.items():
         value = next((values[each] for each in aliases if values.get(each) is not None), None)
         if isinstance(value, list) and value and all(v == value[0] for v in value):
@@ -118,7 +116,7 @@ def _positive(name: str, value: object) -> int:
     return int(value)
 
 
-def _experts(values: Mapping[str, Any], out: dict[str, Scalar]) -> None:
+def _experts(values: Mapping[str, Any], out: dict[str, Fact]) -> None:
     if "num_experts" not in out or int(out["num_experts"]) == 1:
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             out.pop(name, None)
@@ -148,7 +146,7 @@ def _moe_layers(values: Mapping[str, Any], layers: int) -> int:
     return sum(layer % every == 0 and (layer + 1) % step == 0 and layer not in only for layer in among)
 
 
-def quantized(method: str, weight_bytes: float | None) -> dict[str, Scalar]:
+def quantized(method: str, weight_bytes: float | None) -> dict[str, Fact]:
     """What is known of weights that this method quantized to so many bytes; 0 bytes where None: not known here."""
     return {"weight_quantization": method[:64], "weight_element_bytes": weight_bytes or 0.0}
 
@@ -249,7 +247,7 @@ class ModelSheet:
         return self.experts > 0
 
 
-def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[str, ...]]:
+def model_sheet(arch: Facts) -> tuple[ModelSheet | None, tuple[str, ...]]:
     """The sheet of what :func:`architecture` told among facts, or None and the names of what is missing for one."""
     missing = [name for name in _NEEDED if name not in arch]
     if arch.get("recurrent"):
@@ -269,7 +267,7 @@ def model_sheet(arch: Mapping[str, Scalar]) -> tuple[ModelSheet | None, tuple[st
     return (None, tuple(missing)) if missing else (_derive(arch, number, moe_layers), ())
 
 
-def _derive(arch: Mapping[str, Scalar], number: Mapping[str, int], moe_layers: int) -> ModelSheet:
+def _derive(arch: Facts, number: Mapping[str, int], moe_layers: int) -> ModelSheet:
     layers, hidden, heads = number["num_hidden_layers"], number["hidden_size"], number["num_attention_heads"]
     kv_heads = number.get("num_key_value_heads", heads)
     head_dim = number.get("head_dim", hidden // heads)

@@ -106,10 +106,6 @@ class Contest(Stateful):
         best: Ints = grown[:, :-1].argmin(axis=0)
         return best
 
-    def add(self, other: Contest) -> None:
-        """Rows of both."""
-        self.errors += other.errors
-
     def best(self) -> int:
         """Number of the one with the smallest error, the first of several."""
         return int(self.errors.argmin())

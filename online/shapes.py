@@ -12,10 +12,14 @@ A shape (online/blocks.py) starts with the median of its first rows, within 0.9 
 log X_c beta, so that a shape's time stays true while beta is learned.
 
 A shape's mean counts its stalls, which beta leaves out, and where stalls are many it is a time that hardly any step
-takes. So factors are applied unless x beta alone predicts 5 % better: by the discounted errors of both (``Contest``)
-over rows not yet learned. Always applied, F leaves 12.5 % for 12.0 in the hold-out of the recording c7.
+takes. So factors are applied for as long as they do not predict worse than none: over rows not yet learned,
 
-Guarantee: log ratios within 700 give finite sums.
+    a = |x beta / y - 1|    b = |x beta F / y - 1|    A = sum clip(a - b, -0.05, 0.05)    B = sum min(a, 0.5)
+
+with a half-life of 1000 rows, F is left out where A < -0.05 B and applied again where A >= 0. Always applied, F leaves
+12.5 % for 12.0 in the hold-out of the recording c7.
+
+Guarantee: log ratios within 700 give finite sums. Adding A and B of several is commutative and associative.
 Reference: Dawid, The prequential approach (JRSS A 147, 1984).
 """
 
@@ -26,8 +30,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from .blocks import CELLS, PREFILL_CELL, Groups, cell_name, median_of
-from .constants import FEW_ROWS, MEAN_ABS_TO_SD, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, QUIETEST, TINY_US, WORTH
-from .errors import Contest
+from .constants import (
+    ERROR_MAX,
+    ERROR_ROWS,
+    FEW_ROWS,
+    MEAN_ABS_TO_SD,
+    MEMORY_ROWS,
+    NOISE_ROWS,
+    QUIETEST,
+    TINY_US,
+    WORTH,
+)
 from .features import INTERCEPT
 from .rows import Floats, Ints, Mask
 from .snapshot import ShapeFactorSnapshot
@@ -59,25 +72,19 @@ def shrinkage(rows: Floats) -> Floats:
 
 
 class ShapeFactors(Stateful):
-    """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape.
+    """Of one target: rows (512,), Y (512,), spread (512,) and X (512, p) of every shape; A and B: ``won``, ``error``.
 
-    ``contest``: between x beta F and x beta.
+    ``applied``: whether x beta is multiplied by F.
     """
 
-    SAVED = ("rows", "log_y", "spread", "x", "contest")
+    SAVED = ("rows", "log_y", "spread", "x", "applied", "won", "error")
 
     def __init__(self, p: int) -> None:
         self.rows, self.log_y, self.spread = np.zeros(CELLS), np.zeros(CELLS), np.zeros(CELLS)
         self.x = np.zeros((CELLS, p))
-        self.contest = Contest(2)
+        self.applied, self.won, self.error = True, 0.0, 0.0
 
     # ---------------------------------------------------------------- reading
-
-    @property
-    def applied(self) -> bool:
-        """Whether x beta is multiplied by F."""
-        with_factors, without = self.contest.errors.tolist()
-        return bool(PREFERENCE * with_factors <= without)
 
     def knows(self, cell: Ints) -> Mask:
         """Whether there is a mean to compare rows of these shapes with, (n,)."""
@@ -139,7 +146,14 @@ class ShapeFactors(Stateful):
 
     def score(self, log_ratio: Floats, log_factor: Floats) -> None:
         """Rows not yet learned: log(y / x beta) and log F of each, (n,)."""
-        self.contest.learn(np.stack((log_factor, np.zeros_like(log_factor))), log_ratio)
+        without, by_factors = (np.abs(np.expm1(added - log_ratio)) for added in (0.0, log_factor))
+        kept, won = 0.5 ** (len(log_ratio) / ERROR_ROWS), np.minimum(np.maximum(without - by_factors, -WORTH), WORTH)
+        self.won = kept * self.won + float(won.sum())
+        self.error = kept * self.error + float(np.minimum(without, ERROR_MAX).sum())
+        self._decide()
+
+    def _decide(self) -> None:
+        self.applied = self.won >= (-WORTH * self.error if self.applied else 0.0)
 
     def learn(self, cell: Ints, x: Floats, log_ratio: Floats, beta: Floats) -> None:
         """Rows in order of time: shape (n,), x (n, p), log(y / x beta) (n,)."""
@@ -191,4 +205,6 @@ class ShapeFactors(Stateful):
         self.log_y += share * (other.log_y - self.log_y)
         self.spread += share * (other.spread - self.spread)
         self.x += share[:, None] * (other.x - self.x)
-        self.contest.add(other.contest)
+        self.won, self.error = self.won + other.won, self.error + other.error
+        self.applied = True
+        self._decide()

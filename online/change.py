@@ -23,7 +23,7 @@ its noise is that of a block. So e is its log(y / x beta) less the mean over the
 block is 512 steps, where windows of several requests share theirs, but 32 windows at most. How far the form is off at
 another mix, no shape factor tells here, so that a change is confirmed from a factor of 1.25 on, 4 % is 15 %, and 1.5 is
 1.25. With 1 another mix of c10_long is reported. Coefficients follow windows within minutes: while a sum rises, x beta
-is by those from before. A window counts as 16 rows since a change: by the first 16 a wrong term is named for minutes.
+is by those from before. A window counts as 32 rows since a change.
 
 Where several engines share a configuration, they must agree (online/engines.py). Until they do the sums stay at 9, and
 are asked again. Which term moved is told by the rows after a change (online/moved_term.py).
@@ -216,7 +216,7 @@ class ChangeMonitor(Stateful):
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
         """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
         windows = block.windows
-        self.search.count(len(block) + (FEW_ROWS - 1) * int(windows.sum()))
+        self.search.count(len(block) + (NOISE_ROWS - 1) * int(windows.sum()))
         if windows.all():
             return self._learn_windows(block, shapes, beta)
         known = shapes.knows(block.cell)

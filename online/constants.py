@@ -22,6 +22,8 @@ FEW_ROWS = 16
 MEMORY_ROWS = 256
 # Guess: rows of the first fit, before which nothing is called sure.
 START_ROWS = 256
+# Guess: of windows, each a sum over many steps, so many are enough if they tell of five minutes.
+START_WINDOWS, START_NS = 64, 300_000_000_000
 # Guess: steps after which a row counts half.
 HALF_LIFE_STEPS = 4000
 # Guess: rows after which the error of a prediction counts half; what a row adds at most where errors are compared.

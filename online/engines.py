@@ -94,11 +94,11 @@ class Engines(Stateful):
         return e - (usual - fmean(rows.usual for rows in self.rows.values()))
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
-        """Rows of a block with times and weights (n,), to their engines' statistics; of a lone engine nobody asks."""
-        for number, rows in self.rows.items() if len(self.rows) > 1 else ():
-            own = block.engine == number
-            if own.any():
-                rows.add(block.x[own], elapsed_us[own], weight[own], int(block.end_ns[-1]))
+        """Rows of a block with times and weights (n,), to their engines' statistics."""
+        for number in set(block.engine.tolist()):
+            own, rows = block.engine == number, self.rows.setdefault(number, EngineRows(self._p))
+            rows.last_ns = int(block.end_ns[-1])
+            rows.add(block.x[own], elapsed_us[own], weight[own], rows.last_ns)
 
     def confirm(self, log_gain: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
         """Whether a change by this gain, of cells from one on, is one of most of them and leaves them alike.

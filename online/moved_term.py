@@ -12,14 +12,17 @@
     left(u) = every - (u's)^2 / (u'A u)     and what this one leaves of it
     enough  = 2 min left + 9 min(V, 100 min left) + (0.5 %)^2 beta'A beta
     V: variance of a row's relative time, times 32 where rows are single steps; of n windows
-       (sum w y^2 / F^2 - b'A^-1 b) / n, what all terms free leave: slower ones have fewer steps, and as much noise
+       (sum w y^2 / F^2 - b'A^-1 b) / (n - p), what all terms free leave: slow ones have fewer steps, and as much noise
 
 The hypothesis that leaves least is named where it leaves at most 5 % of ``every``, no other is within ``enough``,
 and it moved the way the whole did. Where some are, but none of prefill, ``not_prefill`` is named: on a GPU a constant
 makes nearly all of decode, and only a varied load tells these two apart. Else no term is named: rows of one load do not
-tell terms apart, and two terms that moved are none. By F rows are compared with others of their shape,
-so that what the form misses counts little (rows of shapes that hardly were seen, or with work far from theirs, weigh
-little). Of engines (online/rls/merging.py) nothing was before: there F is 1, and P and s stand for A and s.
+tell terms apart, and two terms that moved are none. Of windows all of decode that leave at most 5 % are within: their
+sums are off by what more of them do not average out, and made decode look like a constant for ten minutes.
+
+By F rows are compared with others of their shape, so that what the form misses counts little (rows of shapes that
+hardly were seen, or with work far from theirs, weigh little). Of engines (online/rls/merging.py) nothing was before:
+there F is 1, and P and s stand for A and s.
 
 Rows count from the block on that confirmed the change. Windows, such as two pages tell, come a few a minute and
 confirm a change only minutes after it began: the last 64 are kept, and those count as well that surely came after it
@@ -34,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .blocks import Design
-from .constants import FEW_ROWS, NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
+from .constants import NOISE_ROWS, QUIETEST, START_ROWS, SURE_SD, WORTH
 from .rows import PHASES, Floats
 from .shapes import ShapeFactors, shrinkage
 from .state import Stateful
@@ -62,6 +65,7 @@ def moved_term(
     *,
     slower: bool,
     noise: float,
+    by_windows: bool = False,
 ) -> MovedTerm:
     """The one term that explains why rows take more time, or less, than by ``beta``; see the module's docstring.
 
@@ -72,6 +76,7 @@ def moved_term(
         names: of the columns.
         slower: whether they take more time on the whole; a term that fell explains no slower steps.
         noise: V, variance of a row's relative time, as if rows did not share theirs.
+        by_windows: whether rows are windows.
     """
     squares = float(beta @ a @ beta)
     every = float(s @ np.linalg.lstsq(a, s, rcond=None)[0])
@@ -84,9 +89,11 @@ def moved_term(
     more = least + SURE_SD**2 * min(noise, _NO_NOISE * least) + QUIETEST**2 * squares
     told = {term.name: term.added for left, term in found if left - least <= more}
     moved = min(found)[1]
+    if by_windows and is_of_decode(moved.name):
+        told |= {term.name: term.added for left, term in found if is_of_decode(term.name) and left <= WORTH * every}
     if len(told) > 1:
-        of_decode = DECODE in told and not any(is_of_prefill(each) or each in ("", EVERY_TERM) for each in told)
-        moved = MovedTerm(NOT_PREFILL, told[DECODE]) if of_decode else MovedTerm("", 0.0)
+        is_known = DECODE in told and all(map(is_of_decode, told))
+        moved = MovedTerm(NOT_PREFILL, told[DECODE]) if is_known else MovedTerm("", 0.0)
     is_sure = least <= WORTH * every and (moved.added > 0.0) == slower
     return moved if is_sure else MovedTerm("", 0.0)
 
@@ -94,6 +101,11 @@ def moved_term(
 def is_of_prefill(name: str) -> bool:
     """Whether a column, or a term, is about prefill."""
     return name.startswith("prefill")
+
+
+def is_of_decode(name: str) -> bool:
+    """Whether a term is decode or a column of it."""
+    return name not in ("", EVERY_TERM) and not is_of_prefill(name)
 
 
 def _hypotheses(beta: Floats, names: Sequence[str]) -> Iterator[tuple[str, Floats]]:
@@ -140,7 +152,7 @@ class TermSearch(Stateful):
         rows_left: for how many more rows the term is looked for; 0: it is not.
         reference: from before the change.
         a, b, squares: the statistics of the module's equations: A (p, p), b (p,), and sum w y^2 / F^2.
-        rows: how many of the change are in them for sure; a window is 16 rows.
+        rows: how many of the change are in them for sure; a window counts as 32.
         by_windows: whether the last rows were windows.
         windows: the last ones, oldest first, (n, p + 3): columns, time, weight, and end in ns of each.
     """
@@ -158,7 +170,7 @@ class TermSearch(Stateful):
         if self.by_windows:
             before = np.flatnonzero(self.windows[:, -1] <= since_ns)  # a clock may go back
             since = self.windows[before[-1] + 1 if len(before) else 0 :]
-            self.rows = FEW_ROWS * len(since)
+            self.rows = NOISE_ROWS * len(since)
             self._gather(since[:, :-3], since[:, -3], since[:, -2], self.reference.window_log_ratio)
 
     def count(self, rows: int) -> None:
@@ -189,9 +201,9 @@ class TermSearch(Stateful):
         beta, noise = self.reference.beta[: len(names)], NOISE_ROWS * scale**2
         if self.by_windows:
             left = self.squares - float(self.b @ np.linalg.lstsq(self.a, self.b, rcond=None)[0])
-            noise = FEW_ROWS * left / self.rows
+            noise = left / (self.rows / NOISE_ROWS - len(beta))
         s = self.b - self.a @ beta
-        return moved_term(self.a, s, beta, names, slower=slower, noise=noise)
+        return moved_term(self.a, s, beta, names, slower=slower, noise=noise, by_windows=self.by_windows)
 
     def coefficients_after(self, moved: MovedTerm, names: Sequence[str]) -> Floats:
         """What the term leaves of those from before, and of phases."""

@@ -10,8 +10,8 @@ Rows become z = [x, phase, y, l], (n, q) with q = p + 2. Each block once, in thi
     solve       beta
 
 At a confirmed change 2 % of the evidence is kept and multiplied by the gain: the rows since it began, which are in it,
-are then few beside those that come. The first 256 rows are held and fitted together; until then every block makes the
-statistics of all of them anew.
+are then few beside those that come. The first 256 rows, or 64 windows of five minutes, are held and fitted together;
+until then every block makes the statistics of all of them anew.
 
 Guarantee: reading changes nothing that is learned later.
 
@@ -34,7 +34,7 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
-from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_ROWS, TINY, TINY_US
+from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_NS, START_ROWS, START_WINDOWS, TINY, TINY_US
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, Quality, RowBlock, Target
@@ -256,8 +256,7 @@ class RlsLearner(Stateful):
             prediction = z[:, : self.fit.p] @ self.fit.beta
         weight, share = self._weigh(block, prediction)
         if is_watcher:
-            phases_us = block.phase @ self.fit.beta[len(self.features) :]
-            self.drift.add(block, block.elapsed_us - phases_us, weight)
+            self.drift.add(block, self._without_phases(block), weight)
         self.fit.learn(block, z, weight, share, prediction)
         self.fit.solve_strata(self.scale)
         if is_watcher:
@@ -296,10 +295,13 @@ class RlsLearner(Stateful):
         reach = _REACH * np.maximum(np.sqrt(steps * block.weight) / per_unit, usual_us)
         return share * np.square(per_unit * reach / np.maximum(reach, prediction)), share
 
+    def _without_phases(self, block: Design) -> Floats:
+        return block.elapsed_us - block.phase @ self.fit.beta[len(self.features) :]
+
     def fit_burn_in(self, *, last: bool = False) -> None:
         """Fit all held rows together, if they are enough, and make statistics of them.
 
-        From the 256th on, or with ``last``, this was the last fit of its kind: the rows are held no more.
+        When they are all, or with ``last``, this was the last fit of its kind: the rows are held no more.
         """
         if self.burn_in is None or len(self.burn_in) < 3:  # noqa: PLR2004 -- the least that a median can defend
             return
@@ -317,8 +319,10 @@ class RlsLearner(Stateful):
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
         self.shapes = ShapeFactors(self.fit.p)
         self.shapes.learn(held.cell[usual], z[usual, : self.fit.p], log_ratio, self.fit.beta)
-        if last or len(held) >= START_ROWS:
+        is_long = bool(held.windows.all()) and held.end_ns[-1] - held.end_ns[0] >= START_NS
+        if last or len(held) >= (START_WINDOWS if is_long else START_ROWS):
             self.fit.solve_strata(self.scale)
+            self.drift.add(held, self._without_phases(held), weight)
             self.burn_in = None
 
     # ---------------------------------------------------------------- reading

@@ -193,32 +193,25 @@ def slower(board: Board) -> None:
         "decode x 3.3": decode_longer(3.3),
         "prefill x 1.5": prefill_longer(1.5),
     }
-    for every_s in (1.0, 5.0, 15.0):
+    # nothing was chosen on the last two; what a prompt token costs is c10_long's
+    played_as = (1.0, 2, 10, "c10_long"), (5.0, 2, 10, "c10_long"), (15.0, 2, 10, "c10_long")
+    for every_s, *rounds in (*played_as, (15.0, 40, 40, "c1_mixed"), (15.0, 40, 40, "c6_saturated")):
         for name, longer in scenes.items():
-            board.line(
-                f"{name}, pages every {every_s:g} s", first_told(pages_of_a_slower_server(longer, every_s, 2, 10))
-            )
-    for recording in (
-        "c1_mixed",
-        "c6_saturated",
-    ):  # on which nothing was chosen; what a prompt token costs is c10_long's
-        for name, longer in [*scenes.items()][:3]:
-            played = pages_of_a_slower_server(longer, 5.0, 25, 30, recording)
-            board.line(f"{recording}: {name}, pages every 5 s", first_told(played))
+            told = first_told(pages_of_a_slower_server(longer, every_s, *rounds))
+            board.line(f"{rounds[-1]}: {name}, pages every {every_s:g} s", told)
 
 
 def first_told(played: tuple[list[ScrapedPage], int]) -> str:
-    """When pages of a server that is slower from a time on told so, and when its term."""
+    """When pages of a server that is slower from a time on told so, and when which term."""
     (pages, onset_ns), pipeline, told = played, make_pipeline(PORTABLE), {}
+    step = max(round(15e9 / (pages[1].unix_ns - pages[0].unix_ns)), 1)
     for number, page in enumerate(pages):
         pipeline.process(pages=[page])
-        for config in pipeline.snapshot(page.unix_ns, 1).configs if number % 8 == 0 or page is pages[-1] else ():
+        for config in pipeline.snapshot(page.unix_ns, 1).configs if number % step == 0 else ():
             drift = config.targets[Target.STEP_TIME.value].drift if config.targets else None
-            after_min = (page.unix_ns - onset_ns) / 60e9
             if drift is not None and drift.count:
-                told.setdefault("reported", after_min)
-                told |= {"term": after_min, "as": drift.term} if drift.term != told.get("as", "") else {}
-    said = ", ".join(f"{what} {value if what == 'as' else f'{value:.0f} min'}" for what, value in told.items())
+                told.setdefault(drift.term or "reported", (page.unix_ns - onset_ns) / 60e9)
+    said = ", ".join(f"{what} {minutes:.1f} min" for what, minutes in told.items())
     return said or f"not reported within {(pages[-1].unix_ns - onset_ns) / 60e9:.0f} min"
 
 

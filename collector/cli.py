@@ -75,8 +75,8 @@ _ENVIRONMENT = {
     "GRPC_VERBOSITY": "NONE",  # the core prints its own view of a failed bind beside our sentence
 }
 
-_SECRET = re.compile(r"[^\s'\"]*:[^\s'\"]*@")
-"""What stands before the host of an address, and may be a password: no sentence repeats it."""
+_SECRET = re.compile(r"[^\s'\"]*:[^\s'\"]*(?=@)|(?<=[\w/]\?)[^\s'\"]*=[^\s'\"]*")
+"""What stands before the host of an address, or is its query: no sentence repeats what may be a password or a token."""
 
 RUN_EPILOG = """\b
 Every key of the configuration is a variable, too:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence, code = "stopped", EXIT_INTERRUPTED
     else:
         return code
-    note(_SECRET.sub("...@", sentence))
+    note(_SECRET.sub("...", sentence))
     return code
 
 

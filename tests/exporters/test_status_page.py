@@ -160,9 +160,7 @@ def test_losses_are_shown_by_reason_and_what_did_not_happen_is_folded():
 
 def test_nothing_is_loaded_from_elsewhere():
     text = answer(cases.snapshot()).body.decode()
-    assert not re.search(r"(src|href)=[\"']?(https?:)?//", text)
-    assert "@import" not in text
-    assert "url(" not in text
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//|@import|url\(", text)
 
 
 def test_the_policy_allows_exactly_the_style_and_the_script_that_are_there():

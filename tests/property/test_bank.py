@@ -116,11 +116,9 @@ def test_rename_keeps_what_was_learned():
 @pytest.mark.parametrize(
     ("settings_", "key"),
     [
-        (Config(learners=("lasso",)), "learners"),
         (Config(learners=("river:no.Such",)), "river:no.Such"),
         (Config(learners=("river:linear_model.PARegressor", "river:residual")), "rls is not among them"),
         (Config(learners=("river:drift.ADWIN",)), "not a regressor"),
-        (Config(feature_sets=("phisics",)), "feature_sets"),
         (Config(custom={"step_time": ("tokens",)}), "tokens"),
         (Config(detector="kswin"), "detector: 'kswin' is not one of cusum"),
     ],

@@ -175,6 +175,11 @@ def get(port: int, path: str) -> bytes:
         return response.read()
 
 
+def ready(sidecar: Sidecar) -> dict:
+    """What ``/readyz`` says of a sidecar that is."""
+    return json.loads(get(sidecar.http_port, "/readyz"))
+
+
 def ask(port: int, path: str, **headers: str) -> tuple[int, Message, bytes]:
     """Status, headers and body."""
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers)

@@ -34,19 +34,15 @@ def test_a_step_of_now_is_times_the_level_of_its_phase(step, factor):
         assert one == pytest.approx(factor * other)
 
 
-def test_it_says_what_it_used():
-    assert _config().now(NOW).level == (1.1, 0.9)
-    assert _config().level == (1.0, 1.0)
-
-
 @pytest.mark.parametrize("age_s", [10.1, 3600.0])
 def test_a_level_that_is_old_is_not_used(age_s):
     config = _config(age_s=age_s)
     assert config.now(NOW).step_time(**DECODE) == config.step_time(**DECODE)
-    assert config.now(NOW).level == (1.0, 1.0)
+    assert config.now(NOW).level == config.level == (1.0, 1.0)
 
 
-def test_each_phase_has_an_age_of_its_own():
+def test_it_says_what_it_used_and_each_phase_has_an_age_of_its_own():
+    assert _config().now(NOW).level == (1.1, 0.9)
     assert _config(prefill_age_s=60.0).now(NOW).level == (1.1, 1.0)
 
 

@@ -18,7 +18,7 @@ from collector.telemetry.reasons import Outcome
 from exporters.snapshot_file import SNAPSHOT_NAME, write_atomically
 from online.state import LEARNERS, encode
 from tests.support.clocks import eventually
-from tests.support.sidecars import SmallVolume, call_export, code_of, get, metric, running_sidecar
+from tests.support.sidecars import SmallVolume, call_export, code_of, metric, ready, running_sidecar
 from tests.support.step_exports import make_export
 
 LOG = {"DURABILITY": "log", "CHECKPOINT_INTERVAL_S": "0.2"}
@@ -31,10 +31,6 @@ def export(first_step, spans):
 
 def send(sidecar, first_step, spans=10):
     call_export(sidecar.grpc_port, export(first_step, spans))
-
-
-def ready(sidecar):
-    return json.loads(get(sidecar.http_port, "/readyz"))
 
 
 def kept(directory, *names):

@@ -12,7 +12,7 @@ from collector.cli import main
 from collector.runtime import Clock
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
-from tests.support.sidecars import call_export, get, running_sidecar
+from tests.support.sidecars import call_export, get, ready, running_sidecar
 
 
 @pytest.fixture
@@ -34,10 +34,6 @@ def diagnosis(sidecar, capsys):
     """What `tracefit doctor` says, the page, and what readiness says."""
     main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
     return capsys.readouterr().out, get(sidecar.http_port, "/").decode(), ready(sidecar)
-
-
-def ready(sidecar):
-    return json.loads(get(sidecar.http_port, "/readyz"))
 
 
 def learned(sidecar):

@@ -9,7 +9,6 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from collector.runtime.filesystem import StartError
 from online import Bank
 from online.state import LEARNERS, decode, encode
 from tests.support.clocks import T0_NS, eventually
@@ -98,13 +97,3 @@ def test_what_was_learned_can_be_fetched_as_a_state_where_that_is_switched_on(tm
     bank = Bank(sidecar.config)
     bank.restore(body)
     assert bank.lineages[bank.configs()[0]].engines
-
-
-def test_a_taken_page_port_is_one_clear_sentence_and_leaves_no_server_behind(tmp_path):
-    with running_sidecar(tmp_path) as sidecar:
-        taken = f"127.0.0.1:{sidecar.http_port}"
-        with (
-            pytest.raises(StartError, match=f"cannot listen on {taken} for the pages"),
-            running_sidecar(tmp_path, PAGES=taken),
-        ):
-            pass

@@ -58,16 +58,20 @@ def test_options_win_over_the_file_and_the_environment(started, monkeypatch, tmp
     assert (config.scrape, config.itl_ms) == (("http://a/metrics", "h:8000"), (30.0,))
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("{ not: [yaml", "the defaults hold"), ("scrape_token_file: /nope", "the defaults hold: scrape_token_file")],
+)
 def test_files_and_pages_are_where_the_options_say_if_the_file_is_broken_and_the_process_must_run(
-    started, monkeypatch, tmp_path
+    started, monkeypatch, tmp_path, text, problem
 ):
     file = tmp_path / "tracefit.yaml"
-    file.write_text("{ not: [yaml")
+    file.write_text(text)
     monkeypatch.setenv("TRACEFIT_ON_ERROR", "degrade")
     assert main(["run", "--config", str(file), *OPTIONS]) == 0
     config = started[0].config
     assert (config.listen, config.pages, config.directory) == ("127.0.0.1:4317", "[::1]:5464", "my: files")
-    assert "the defaults hold" in started[0].problem
+    assert problem in started[0].problem
 
 
 def said(capsys, *words):

@@ -1,14 +1,12 @@
 """A wrong configuration ends a terminal's start; a pod starts with the defaults, which are never more open."""
 
-import json
-
 import msgspec
 import pytest
 
 from collector.app import Sidecar
 from collector.config import Config, ConfigError, load, load_or_degrade
 from collector.runtime.tasks import Clock
-from tests.support.sidecars import ask, get, metric
+from tests.support.sidecars import ask, metric, ready
 
 DEGRADE = {"TRACEFIT_ON_ERROR": "degrade"}
 PORTS = {
@@ -61,7 +59,7 @@ def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):
     sidecar = Sidecar(load(None, environ | PORTS), Clock(), problem="no token")
     sidecar.start()
     try:
-        told = json.loads(get(sidecar.http_port, "/readyz"))
+        told = ready(sidecar)
         assert (told["ok"], told["config_problem"]) == (True, "no token")
         assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
         assert ask(sidecar.http_port, "/")[0] == 401

@@ -65,21 +65,6 @@ def test_pages_that_cannot_be_learned_from_are_said_with_what_they_lack(read):
     assert html == "1 pages cannot be learned from (unexpected)"
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"\x28\xb5\x2f\xfd" + bytes(40), "neither length-delimited OTLP nor lines of OTLP/JSON"),
-        (b"\0\0\1\x2c" + bytes(300), "neither length-delimited OTLP nor lines of OTLP/JSON"),
-        (b'{"resourceMetrics":[]}\n{"resourceLogs":[]}\n', "neither length-delimited OTLP nor lines of OTLP/JSON"),
-        (b'{\n  "resourceSpans": []\n}\n', "neither length-delimited OTLP nor lines of OTLP/JSON"),
-    ],
-)
-def test_what_is_not_read_is_said_in_one_sentence(read, content, said):
-    exports, (warning,) = read(content)
-    assert exports == []
-    assert said in warning
-
-
 @pytest.mark.parametrize("cut_bytes", [1, 10, 700])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
 def test_a_file_cut_short_gives_what_precedes_the_cut(read, cut_bytes, pack):

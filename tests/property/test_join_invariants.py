@@ -7,8 +7,6 @@
 """
 
 import functools
-import gzip
-import json
 import math
 import random
 
@@ -22,7 +20,7 @@ from collector.telemetry.reasons import Skip
 from online.rows import RowOutcome
 from tests.support.paths import DATA
 from tests.support.pipelines import coefficients, total_of
-from tests.support.recordings import recording
+from tests.support.recordings import received, recording
 from tests.support.toy_spans import Piece, export_of, pieces_in
 
 LATE_NS = 10 * 10**9
@@ -40,9 +38,7 @@ class SmallJoin(Config, frozen=True, kw_only=True):
 def timeline(name: str) -> list[tuple[int, str, Piece]]:
     """Spans of a recording with the time each was received."""
     path = DATA / name / "otlp.pb.gz"
-    index = gzip.decompress(path.with_name("otlp.idx.jsonl.gz").read_bytes()).splitlines()
-    received = (json.loads(line)["recv_unix_ns"] for line in index)
-    told = zip(received, recording(path), strict=True)
+    told = zip((line["recv_unix_ns"] for line in received(path)), recording(path), strict=True)
     return [(at, peer, piece) for at, export in told for peer, piece in pieces_in([export])]
 
 

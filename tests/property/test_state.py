@@ -123,12 +123,9 @@ def test_what_is_no_tree_is_refused_as_corrupt(body):
         decode(b"something else")
 
 
-def test_a_state_with_another_checksum_is_refused(saved):
+def test_a_state_with_another_checksum_is_refused_and_one_that_expands_beyond_its_bound(saved, monkeypatch):
     with pytest.raises(StateError, match="checksum"):
         decode(saved[: len(MAGIC)] + bytes(8) + saved[len(MAGIC) + 8 :])
-
-
-def test_a_file_that_expands_beyond_its_bound_is_refused(saved, monkeypatch):
     monkeypatch.setattr(codec, "STATE_BYTES_MAX", 1000)
     with pytest.raises(StateError, match="corrupt state file"):
         decode(saved)

@@ -15,7 +15,6 @@ CHAT = {"prompt_tokens": 2000, "output_tokens": 300}
 
 def test_at_the_answer_the_target_holds_and_one_more_breaks_it():
     plan = CONFIG.plan(**CHAT, itl_ms=30)
-    assert plan.limit == "itl"
     assert plan.at.concurrency == plan.concurrency
     assert CONFIG.request(**CHAT, concurrency=plan.concurrency).itl.ms <= 30
     assert CONFIG.request(**CHAT, concurrency=plan.concurrency + 1).itl.ms > 30

@@ -74,6 +74,10 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
     assert ((read.events, read.unknown), read.rank) == (events, rank)
 
 
+def transfer(blocks, step=1):
+    return ["TransferInitiated", 1, "r", "GPU", "CPU", blocks, step]
+
+
 @pytest.mark.parametrize(
     "event",
     [
@@ -81,19 +85,19 @@ def test_batches_of_every_version_are_read_and_unknown_events_are_counted(messag
         ["BlockStored", [1], None, [], 0, None, "GPU", None],
         ["BlockStored", [1], None, [], 2**40, None, "GPU", None],
         ["BlockRemoved", "all", "GPU"],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", -4, 1],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", 2**40, 1],
-        ["TransferInitiated", 1, "r", "GPU", "CPU", 4, -7],
+        transfer(-4),
+        transfer(2**40),
+        transfer(4, step=-7),
     ],
 )
 def test_a_senseless_event_is_left_out_alone(event):
-    read = batch(event, stored(2), ["TransferInitiated", 1, "r", "GPU", "CPU", 4, 1])
+    read = batch(event, stored(2), transfer(4))
     assert (read.block_size, len(read.moves), read.events, read.unknown) == (32, 1, 3, 1)
 
 
 @pytest.mark.parametrize(("events", "found"), [(16_384, 16_384), (16_385, Skip.UNDECODABLE)])
 def test_a_batch_of_more_events_than_a_step_can_have_is_refused(events, found):
-    read = read_payload(payload(*[["TransferInitiated", 1, "r", "GPU", "CPU", 4, 1]] * events), "kv", 0)
+    read = read_payload(payload(*[transfer(4)] * events), "kv", 0)
     assert (sum(read.moves.values()) / 4 if isinstance(read, KvBatch) else read) == found
 
 

@@ -71,13 +71,9 @@ def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp
     code, said, noted = pulled([tmp_path], tmp_path / "fleet", require=1.0)
     assert code == 0, "an older state of an engine that is there is no source that is missing"
     assert said[0] == "4 sources: 2 merged, 2 same_engine"
-    older, twin = noted
-    assert older.startswith(
-        f"{tmp_path / 'e0.bin'}: same_engine: engine 'engine-0' of configuration 0f3c52aa9b1e is in"
-    )
-    assert twin.startswith(
-        f"{tmp_path / 'twin.bin'}: same_engine: engine 'engine-1' of configuration 0f3c52aa9b1e is in"
-    )
+    for line, (name, engine) in zip(noted, (("e0", 0), ("twin", 1)), strict=True):
+        where = f"{tmp_path / name}.bin: same_engine: engine 'engine-{engine}' of configuration 0f3c52aa9b1e is in"
+        assert line.startswith(where)
     whole = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())
     assert whole.configs[0].targets["step_time"].models["portable"].rows == 1500
 

@@ -81,14 +81,18 @@ def test_what_was_never_seen_is_named_and_its_band_is_wider():
     assert outside.usable
 
 
+def carried(config):
+    """Whether the contexts that were seen are usable, and those beyond."""
+    return [config.step_time(requests=40, decode_context_tokens=tokens).usable for tokens in (140_000, 400_000)]
+
+
 def test_beyond_an_octave_of_what_was_seen_and_of_an_unknown_model_nothing_carries():
     near, far = (CONFIG.step_time(prefill_tokens=tokens, requests=12) for tokens in (50, 20))
     assert (near.extrapolated, near.usable) == ((), True)
     assert (far.extrapolated, far.usable) == (("shape",), False)
     document = tree()
     del document["configs"][0]["config"]["model"]
-    assert config_of(document).step_time(requests=40, decode_context_tokens=140_000).usable
-    assert not config_of(document).step_time(requests=40, decode_context_tokens=400_000).usable
+    assert carried(config_of(document)) == [True, False]
 
 
 def test_of_means_nothing_carries_beyond_three_quarters_of_an_octave_of_batches_with_rows_whatever_their_prompts():
@@ -102,8 +106,7 @@ def test_of_means_nothing_carries_beyond_three_quarters_of_an_octave_of_batches_
 
 def test_outside_a_weak_coefficient_does_not_carry():
     config = changed(lambda t: t["models"]["portable"]["features"][2].update(status="weak"))
-    assert config.step_time(requests=40, decode_context_tokens=140_000).usable
-    assert not config.step_time(requests=40, decode_context_tokens=400_000).usable
+    assert carried(config) == [True, False]
 
 
 def test_outside_the_band_holds_what_another_load_would_move():

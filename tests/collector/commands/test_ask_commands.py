@@ -12,9 +12,10 @@ from tests.tracefit.example_snapshot import encoded, step_time_of, tree
 def asked(tmp_path, capsys):
     """Ask a snapshot that was bent by ``edit``: the exit code, and what stands on both outputs."""
 
-    def ask(command, options="", edit=lambda _: None):
+    def ask(command, options="", edit=None):
         bent = tree()
-        edit(bent)
+        if edit is not None:
+            edit(bent)
         (tmp_path / "before.json").write_bytes(encoded())
         (tmp_path / "snapshot.json").write_bytes(encoded(bent))
         before = [str(tmp_path / "before.json")] if command == "diff" else []
@@ -49,13 +50,15 @@ def all_slower(bent):
 STEP, LOAD = "--prefill 512 --requests 20 --context 30000", "--prompt 2000 --output 300"
 
 
+PLANNED = ["fits      34 requests", "breaks the ITL target", "4 engines are needed", "<-"]
+
+
 @pytest.mark.parametrize(
     ("command", "options", "edit", "words"),
     [
         ("predict", STEP, None, ["35.7 ms   (8 of 10: 33.9 ms to 38.2 ms)"]),
         ("predict", f"{LOAD} --concurrency 20", None, ["TTFT      130 ms", "ITL       20.5 ms", "E2E       6.27 s"]),
-        ("plan", f"{LOAD} --itl 30ms --ttft 1s --rate 12", None, ["fits      34 requests", "breaks the ITL target"]),
-        ("plan", f"{LOAD} --itl 30ms --ttft 1s --rate 12", None, ["4 engines are needed", "<-"]),
+        ("plan", f"{LOAD} --itl 30ms --ttft 1s --rate 12", None, PLANNED),
         ("plan", "--prompt 99 --output 9 --itl 300s", unlimited, ["fits      60 ", "give max_num_seqs or kv_tokens"]),
         ("plan", "--prompt 99 --output 9 --itl 300s --max-num-seqs 500", unlimited, ["fits      500 requests"]),
         ("show", "", None, ["verdict   usable", "7,900 ± 78", "identified", "max_num_seqs 128"]),
@@ -64,7 +67,7 @@ STEP, LOAD = "--prefill 512 --requests 20 --context 30000", "--prompt 2000 --out
     ],
 )
 def test_what_is_asked_is_answered_in_the_words_and_units_of_people(asked, command, options, edit, words):
-    code, said, _ = asked(command, options, edit or (lambda _: None))
+    code, said, _ = asked(command, options, edit)
     assert code == 0
     for word in words:
         assert word in said
@@ -82,13 +85,13 @@ def test_what_is_asked_is_answered_in_the_words_and_units_of_people(asked, comma
     ],
 )
 def test_what_lies_outside_is_noted_with_what_was_seen(asked, options, edit, noted):
-    code, _, said = asked("predict", options, edit or (lambda _: None))
+    code, _, said = asked("predict", options, edit)
     assert code == 0
     assert noted in said
 
 
 def test_coefficients_and_moves_are_told_as_json(asked):
-    targets = json.loads(asked("show", "--json", lambda _: None)[1])["configs"][0]["targets"]
+    targets = json.loads(asked("show", "--json")[1])["configs"][0]["targets"]
     assert [each["value"] for each in targets["step_time"]["coefficients"]] == [7900, 42, 0.11, 95]
     moves = json.loads(asked("diff", "--json", slower)[1])["configs"][0]["moves"]
     assert [each["feature"] for each in moves if each["moved"]] == ["intercept"]

@@ -94,21 +94,29 @@ def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, 
     assert_plan_keeps_targets(config_of(learned(telemetry, seed, MANY)), prompt, output, concurrency)
 
 
+def measured_at(shapes, *, prefill):
+    """A configuration of these shapes alone: the requests of each, its rows, and how long it takes."""
+    document = tree()
+    step_time_of(document).update(
+        seen=None,
+        mean_factor=1.0,
+        context_us_per_token=1e-6,
+        interval={"p10": 0.9, "p50": 1.0, "p90": 1.1},
+        shape_factors={
+            name: {"factor": 1.0, "rows": rows, "usual": [prefill, n, 500 * n, us]}
+            for name, (n, rows, us) in shapes.items()
+        },
+    )
+    return config_of(document)
+
+
 @pytest.mark.parametrize(
     ("rows", "us", "fast"), [(400.0, 29_000.0, True), (2.0, 25_500.0, False), (400.0, 30_000.0, False)]
 )
 def test_a_batch_that_was_measured_to_be_faster_than_smaller_ones_is_told_so_and_no_chance(rows, us, fast):
     """As kernels are for multiples of four. A plan ends before the batches that are slower."""
-    document = tree()
-    step_time = step_time_of(document)
-    step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
-    step_time["interval"] = {"p10": 0.9, "p50": 1.0, "p90": 1.1}
     measured = {1: 30_000.0, 2: 30_200.0, 3: 30_400.0, 4: us, 5: 30_800.0}
-    step_time["shape_factors"] = {
-        f"decode:{n}": {"factor": 1.0, "rows": rows if n == 4 else MANY, "usual": [0, n, 500 * n, measured[n]]}
-        for n in measured
-    }
-    config = config_of(document)
+    config = measured_at({f"decode:{n}": (n, rows if n == 4 else MANY, measured[n]) for n in measured}, prefill=0)
     said = [config.request(prompt_tokens=1, output_tokens=4_000, concurrency=n).itl for n in measured]
     assert (said[3].us < 0.96 * said[2].us) == fast
     assert not fast or config.plan(prompt_tokens=1, output_tokens=4_000, itl_ms=29.9).concurrency == 0
@@ -152,16 +160,9 @@ def test_a_batch_with_a_prompt_that_was_slow_by_chance_makes_no_larger_one_as_sl
     """Four rows of one batch took twice as long; of every other there are thousands, which rise with the batch."""
 
     def ttft_us(slow):
-        document = tree()
-        step_time = step_time_of(document)
-        step_time |= {"seen": None, "mean_factor": 1.0, "context_us_per_token": 1e-6}
         shapes = {cell_of(512, n): (n, MANY, 30_000.0 + 20.0 * n) for n in (1, 2, 4, 8, 16, 32, 64)}
         shapes |= {cell_of(512, odd): (odd, 4.0, 60_000.0)} if slow else {}
-        step_time["shape_factors"] = {
-            name: {"factor": 1.0, "rows": rows, "usual": [512, n, 500 * n, us]}
-            for name, (n, rows, us) in shapes.items()
-        }
-        return config_of(document).request(prompt_tokens=512, output_tokens=200, concurrency=60).ttft.us
+        return measured_at(shapes, prefill=512).request(prompt_tokens=512, output_tokens=200, concurrency=60).ttft.us
 
     assert ttft_us(slow=True) < 1.2 * ttft_us(slow=False)
 

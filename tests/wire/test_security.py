@@ -127,15 +127,13 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
 ):
     monkeypatch.setattr("collector.ingest.access.READ_EVERY_NS", 100_000_000)
     tls, mismatched = tmp_path / "tls", (authority.pair("a")[0], authority.pair("b")[1])
-    put_pair(tls, mismatched)
-    with pytest.raises(ConfigError, match="tls_cert_file"), running_sidecar(tmp_path, **tls_settings(tls)):
-        pass
+    for pair, problem in ((mismatched, "tls_cert_file"), (authority.pair("secret", passphrase="hello"), "passphrase")):
+        put_pair(tls, pair)
+        with pytest.raises(ConfigError, match=problem), running_sidecar(tmp_path, **tls_settings(tls)):
+            pass
     put_pair(tls, authority.pair("a"))
     (tls / "tls.key").unlink()
     with pytest.raises(ConfigError, match=r"No such file .*tls\.key"), running_sidecar(tmp_path, **tls_settings(tls)):
-        pass
-    put_pair(tls, authority.pair("secret", passphrase="hello"))
-    with pytest.raises(ConfigError, match="passphrase"), running_sidecar(tmp_path, **tls_settings(tls)):
         pass
     put_pair(tls, authority.pair("expired", days=-1))
     with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:

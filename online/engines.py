@@ -33,9 +33,10 @@ class EngineRows(Stateful):
         usual: u_k, which forgets with 4,000 of its rows.
         learned: how many rows are in a (p, p) and b (p,), the statistics A and b of online/moved_term.py.
         learned_ns: event time of the last of them; a row counts half after ten minutes, the same of every engine.
+        effective, squares: how many rows that leaves, and sum w y^2 of them.
     """
 
-    SAVED = ("last", "last_ns", "usual", "learned", "learned_ns", "a", "b")
+    SAVED = ("last", "last_ns", "usual", "learned", "learned_ns", "a", "b", "effective", "squares")
 
     def __init__(self, p: int) -> None:
         self.last, self.last_ns, self.usual = np.empty((0, 2)), 0, 0.0
@@ -45,13 +46,21 @@ class EngineRows(Stateful):
         """Begin anew with the statistics."""
         self.learned, self.learned_ns = 0, 0
         self.a, self.b = np.zeros((p, p)), np.zeros(p)
+        self.effective = self.squares = 0.0
 
     def add(self, x: Floats, elapsed_us: Floats, weight: Floats, end_ns: int) -> None:
         """Add rows x (n, p) of these times and weights (n,) to the statistics."""
         left = 0.5 ** (max(end_ns - self.learned_ns, 0) / IDLE_GAP_NS)
         weighted = weight[:, None] * x
         self.a, self.b = left * self.a + weighted.T @ x, left * self.b + weighted.T @ elapsed_us
+        self.effective = left * self.effective + len(x)
+        self.squares = left * self.squares + float(weight @ np.square(elapsed_us))
         self.learned, self.learned_ns = self.learned + len(x), end_ns
+
+    def variance(self) -> float:
+        """Of a row's relative time: what a fit of its own leaves."""
+        left = self.squares - float(self.b @ np.linalg.lstsq(self.a, self.b, rcond=None)[0])
+        return max(left, 0.0) / max(self.effective - len(self.b), 1.0)
 
     def level(self, reference: Floats, first_cell: int) -> float:
         """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""

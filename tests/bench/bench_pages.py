@@ -194,7 +194,7 @@ def slower(board: Board) -> None:
         "prefill x 1.5": prefill_longer(1.5),
     }
     # nothing was chosen on the last two; what a prompt token costs is c10_long's
-    played_as = (1.0, 2, 10, "c10_long"), (5.0, 2, 10, "c10_long"), (15.0, 2, 10, "c10_long")
+    played_as = [(every_s, 2, 10, "c10_long") for every_s in (1.0, 5.0, 15.0)]
     for every_s, *rounds in (*played_as, (15.0, 40, 40, "c1_mixed"), (15.0, 40, 40, "c6_saturated")):
         for name, longer in scenes.items():
             told = first_told(pages_of_a_slower_server(longer, every_s, *rounds))

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from online.bank import Bank
+from online.engines import EngineRows
+from online.rls.merging import Replica, compare_replicas
 from online.rows import RowBlock
 from online.state import StateError
 from tests.support.banks import RLS, STEP, learned, merge_states, told
@@ -120,11 +122,18 @@ def test_of_two_replicas_one_change_is_in_one_term_whatever_only_one_of_them_was
     assert slow.ratio == pytest.approx(1 / usual.ratio, abs=3 * slow.stderr)
 
 
-def test_one_of_three_that_is_faster_is_named_alone(states):
-    parts = [states["equal"], states["fast"], state(replica(3, 0.8), "quick")]
-    assert differing(parts) == {"equal": False, "fast": False, "quick": True}
-    ratios = {each.engine: each.ratio for each in step_time(parts).replicas}
-    assert ratios == pytest.approx({"equal": 1.0, "fast": 1.0, "quick": 0.8}, abs=0.02)
+def test_one_of_three_that_is_faster_is_named_alone_also_where_the_others_are_unlike():
+    a = np.array([[1e4]])
+    quick, *others = compare_replicas([Replica("", 1, a, a[0] * us, a) for us in (1.03, 1.0, 0.88)], 0, ["intercept"])
+    assert (quick.differs, quick.ratio) == (True, pytest.approx(0.88 / 1.015))
+    assert not any(each.differs for each in others)
+
+
+def test_rows_of_an_engine_vary_by_what_a_fit_of_its_own_leaves_lately():
+    rows, ones = EngineRows(1), np.ones(10)
+    for at, us in enumerate(np.random.default_rng(0).normal(1.0, 0.1, (200, 10))):
+        rows.add(ones[:, None], us, ones, at * 10**11)
+    assert rows.variance() == pytest.approx(0.01, rel=0.3)
 
 
 def test_stages_of_a_merge_name_the_same_replicas_as_one_merge_of_all(states):

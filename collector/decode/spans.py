@@ -65,11 +65,11 @@ def read_columns(
 
 def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
     """A request of the engine core, foreign events left out; raises Rejected with the reason it cannot be used."""
-    if len(span.events) > _AT_ONCE:
-        raise Rejected(Skip.OUT_OF_RANGE)
     events = [event for event in span.events if event.name in words.MARK_KINDS]
     if not events:
         raise Rejected(Skip.UNKNOWN_SCOPE)
+    if len(events) > _AT_ONCE:
+        raise Rejected(Skip.OUT_OF_RANGE)
     numbers = [_read_mark(event.attributes) for event in events]
     marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, numbers, strict=True)]
     _check_order(marks)

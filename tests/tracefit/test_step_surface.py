@@ -66,6 +66,9 @@ def test_shorter_contexts_than_were_served_cost_what_context_costs():
     assert long_us - short_us == pytest.approx(60 * CONTEXT_US * 3_500)
     unknown_columns = learned(SERVED)  # b_C stands in for the batch
     assert step_us(unknown_columns, 0, 60, 60 * 500) < 0.99 * short_us
+    for document in (of_means := learned(SERVED, context_us_per_token=CONTEXT_US), unknown_columns):
+        document["configs"][0]["telemetry"] = "metrics"
+    assert step_us(of_means, 0, 60, 30_000) == step_us(unknown_columns, 0, 60, 30_000), "means are of many sizes"
 
 
 def test_what_was_served_often_is_told_by_its_own_rows():

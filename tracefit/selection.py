@@ -39,6 +39,11 @@ _TELLING = {
     "enable_prefix_caching": "prefix caching {}",
     "cpu_offload": "CPU offload {}",
     "async_scheduling": "asynchronous scheduling {}",
+    "role": "{} only",
+    "pipeline_parallel_size": "PP {}",
+    "speculative_decoding": "speculative decoding {}",
+    "enable_lora": "LoRA {}",
+    "model_root": "loaded from {}",
     "instance": "instance {}",
     "recording": "recording {}",
 }

@@ -8,11 +8,13 @@ import pytest
 
 import tracefit
 from collector.cli import main
+from collector.identity.resolver import IDENTITY
 from exporters.what_if import Advisory, meant_config
 from tests.support.pages import answer_to
 from tests.support.pipelines import new_pipeline
 from tests.support.toy_engine import MONO_NS, UNIX_NS, many_jobs, run_engine
 from tests.support.toy_spans import exports_of, pieces
+from tracefit.selection import Identity, names_of
 
 PLAN = "/plan?prompt=300&output=100&itl=60ms"
 PREDICT = "/predict?requests=4&context=2000"
@@ -134,3 +136,9 @@ def test_of_two_that_are_alive_one_must_be_named_and_their_names_say_what_differ
         assert f"{by_budget[budget].config_id} (tiny on cpu, TP 1, {budget} batched tokens)" in response.body.decode()
     response = asked(snapshot, f"{PLAN}&config=tiny+256")
     assert json.loads(response.body)["config_id"] == by_budget[256].config_id
+
+
+def test_what_makes_a_configuration_tells_names_apart():
+    for fact in IDENTITY:
+        one, other = names_of([Identity("", {fact: value}) for value in "ab"])
+        assert one != other, fact

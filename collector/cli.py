@@ -29,12 +29,12 @@ from collector.commands.arguments import (
     asks,
     asks_snapshot,
     config_options,
+    describe_usage_error,
     host_port,
     interval,
     json_option,
     many,
     out_option,
-    say_usage,
     state_source,
     token_option,
     which_option,
@@ -60,8 +60,8 @@ from collector.runtime import (
     Clock,
     StartError,
     configure_logs,
-    note,
-    say,
+    print_stderr,
+    print_stdout,
     set_log_level,
 )
 from exporters import questions
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
     except click.UsageError as error:
-        sentence, code = say_usage(error), EXIT_USAGE
+        sentence, code = describe_usage_error(error), EXIT_USAGE
     except BadInputError as error:
         sentence, code = f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
     except ConfigError as error:
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sentence, code = "stopped", EXIT_INTERRUPTED
     else:
         return code
-    note(_SECRET.sub("...", sentence))
+    print_stderr(_SECRET.sub("...", sentence))
     return code
 
 
@@ -376,7 +376,7 @@ def lab_evaluate(
     with _aside(in_json=in_json):
         code, document = evaluate_recordings(files, config, systems=names, leave_out=leave_out or "", **options)
     if in_json:
-        say(document.decode())
+        print_stdout(document.decode())
     return code
 
 
@@ -418,7 +418,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
     from collector.app import Sidecar  # noqa: PLC0415
 
     Sidecar(config, Clock())  # to make one is to check it
-    say(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
+    print_stdout(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
     return EXIT_OK
 
 
@@ -427,7 +427,7 @@ def config_check(*, config: Config, in_json: bool) -> int:
 def config_explain(key: str) -> int:
     """What a key means and takes; without KEY, every key."""
     try:
-        say(explain_key(key.removeprefix(ENV_PREFIX).lower()))
+        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower()))
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK
@@ -436,7 +436,7 @@ def config_explain(key: str) -> int:
 @configuration.command("schema")
 def config_schema() -> int:
     """Print the JSON Schema of the configuration, for editors."""
-    say(json.dumps(json_schema(), indent=2))
+    print_stdout(json.dumps(json_schema(), indent=2))
     return EXIT_OK
 
 
@@ -455,5 +455,5 @@ def _written(work: Callable[[], int], out: Path, *, in_json: bool) -> int:
     if code == EXIT_OK and in_json:
         from exporters.snapshot_file import SNAPSHOT_NAME  # noqa: PLC0415
 
-        say((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
+        print_stdout((out / SNAPSHOT_NAME if out.is_dir() else out).read_text(encoding="utf-8").rstrip("\n"))
     return code

@@ -55,7 +55,7 @@ MEANT_OPTIONS = {
 """The same of options, where the command has what they mean."""
 
 
-def say_usage(error: click.UsageError) -> str:
+def describe_usage_error(error: click.UsageError) -> str:
     """One sentence of what is wrong and what to type; the help where nothing was typed."""
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
         return error.ctx.get_help()

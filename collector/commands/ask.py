@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tracefit
 from collector.config import read_file, with_scheme
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
 from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import Z_95, unit_text
@@ -99,21 +99,21 @@ def ask(
         config = snapshot.config(which)
         answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except (NotFoundError, NoCoefficientsError) as error:
-        note(_refusal(error))
+        print_stderr(_refusal(error))
         return EXIT_FAILED
     if in_json:
-        say(answer.document())
+        print_stdout(answer.document())
     else:
-        say(headline(config))
+        print_stdout(headline(config))
         for name, text in answer.lines():
-            say(f"  {name:<9} {text}")
+            print_stdout(f"  {name:<9} {text}")
         if isinstance(answer.said, Plan):
             for line in _curve_lines(answer.said):
-                say(line)
+                print_stdout(line)
     if answer.question.query != question.query:
-        note("the context is the usual one of such a batch; --context says another")
+        print_stderr("the context is the usual one of such a batch; --context says another")
     for why, text in answer.caveats():
-        note(f"{why}: {text}")
+        print_stderr(f"{why}: {text}")
     fits = not isinstance(answer.said, Plan) or answer.said.concurrency
     return EXIT_OK if config.usable and fits else EXIT_FAILED
 
@@ -139,14 +139,14 @@ def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:
     """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
     changes = before.diff(after)
     if in_json:
-        say(as_json(tree_of(changes)))
+        print_stdout(as_json(tree_of(changes)))
     else:
         for line in _diff_lines(changes):
-            say(line)
+            print_stdout(line)
     if any(config.moves for config in changes.configs):
         return EXIT_OK
     known = "coefficient" if changes.configs else "configuration"
-    note(f"error: the two snapshots have no {known} in common")
+    print_stderr(f"error: the two snapshots have no {known} in common")
     return EXIT_FAILED
 
 
@@ -204,15 +204,15 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
     try:
         configs = (snapshot.config(which),) if which else snapshot.configs
     except NotFoundError as error:
-        note(_refusal(error))
+        print_stderr(_refusal(error))
         return EXIT_FAILED
     if in_json:
-        say(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
+        print_stdout(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
     else:
-        say(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}; ± is 95 %")
+        print_stdout(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}; ± is 95 %")
         for config in configs:
             for line in shown_lines(config, snapshot.as_of_unix_nano):
-                say(line)
+                print_stdout(line)
     return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
 
 

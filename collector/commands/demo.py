@@ -30,7 +30,7 @@ from collector.config import Config
 from collector.decode import Export
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, print_stderr, print_stdout
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -124,7 +124,7 @@ Tape = Sequence[tuple[int, bytes]]
 
 def read_tape(recording: Path) -> Tape:
     """The exports of a recording."""
-    timed = Recording(recording, note)
+    timed = Recording(recording, print_stderr)
     return [(unix_nano, said.payload) for unix_nano, _, said in timed if isinstance(said, Export)]
 
 
@@ -248,16 +248,16 @@ def demo(
         with running_sidecar(directory, clock) as sidecar:
             listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
             sender = "vLLM on an H100 would send" if gpu else "a real vLLM once sent"
-            say(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
+            print_stdout(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
             if throttle != 1.0:
-                say(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
-            say(f"  OTLP/gRPC  {listen}")
-            say("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
-            say("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
+                print_stdout(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
+            print_stdout(f"  OTLP/gRPC  {listen}")
+            print_stdout("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
+            print_stdout("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
             send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch_of(f"http://{pages}", clock))
     except KeyboardInterrupt:
         interrupted = True
-        say("stopping")
+        print_stdout("stopping")
     learned = conclude(directory / SNAPSHOT_NAME, question)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
@@ -281,11 +281,12 @@ def watch_of(address: str, clock: Clock) -> Callable[[float], None]:
             names = [f"{_short(each.name)} [{unit_text(each.unit)}]" for each in model.coefficients]
             titles = f"{'recorded':>9} {'rows':>6} " + " ".join(f"{name:>{_CELL}}" for name in names) + "  error"
             if titles != header:
-                say(titles)
+                print_stdout(titles)
             header = titles
             texts = [with_error(each.value, each.stderr) for each in model.coefficients]
             error = "" if model.median_ape is None else f"{model.median_ape:6.1%}"
-            say(f"{recorded_s:>7.0f} s {model.rows:>6} {' '.join(f'{text:>{_CELL}}' for text in texts)} {error}")
+            columns = " ".join(f"{text:>{_CELL}}" for text in texts)
+            print_stdout(f"{recorded_s:>7.0f} s {model.rows:>6} {columns} {error}")
 
     return watch
 
@@ -297,14 +298,14 @@ def _short(name: str) -> str:
 def conclude(path: Path, question: Mapping[str, float]) -> bool:
     """The verdict on what was learned, and what one asks of it next; False if nothing was."""
     if not path.is_file():
-        say("nothing was learned")
+        print_stdout("nothing was learned")
         return False
     snapshot = tracefit.load(path)
     for config in snapshot.configs:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
-            say(line)
-    say("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
+            print_stdout(line)
+    print_stdout("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
     with contextlib.redirect_stderr(sys.stdout):  # its caveats belong to the answer here
         ask(snapshot, read_plan(question), which="", in_json=False)
-    say(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
+    print_stdout(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
     return True

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.config import is_page_url
 from collector.decode.pages import PageFault, parse_page
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stdout
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
 from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
@@ -97,12 +97,12 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     else:
         findings = [_examine_server(base, page)]
     if in_json:
-        say(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
+        print_stdout(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
     else:
         for finding in findings:
-            say(f"{finding.grade:<5} {finding.topic:<10} {finding.text}")
+            print_stdout(f"{finding.grade:<5} {finding.topic:<10} {finding.text}")
             for flag in finding.flags:
-                say(f"{'':<17}{flag}")
+                print_stdout(f"{'':<17}{flag}")
     return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
 
 

@@ -17,7 +17,7 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, Request
 from collector.identity import read_json
 from collector.join import SpanWindow
 from collector.recordings import Timed, check_targets, merged_with_progress, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -39,14 +39,14 @@ ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 def export_traffic(path: Path, out: Path) -> int:
     """Write the requests of a recording, or a directory of them, as a trace into a directory, made if need be."""
-    requests = requests_in(merged_with_progress(open_recordings([path], note)))
+    requests = requests_in(merged_with_progress(open_recordings([path], print_stderr)))
     if not requests:
-        note("error: no finished request in the recording; step telemetry alone has no requests")
+        print_stderr("error: no finished request in the recording; step telemetry alone has no requests")
         return EXIT_FAILED
     out.mkdir(parents=True, exist_ok=True)
     for name, data in render_trace(requests).items():
         write_atomically(out / name, data)
-    say(f"--trace-header {out / TRACE_HEADER} --trace-data {out / TRACE_TABLE}")
+    print_stdout(f"--trace-header {out / TRACE_HEADER} --trace-data {out / TRACE_TABLE}")
     return EXIT_OK
 
 
@@ -116,15 +116,15 @@ def export_snapshot(
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
     except (BlisError, NotFoundError) as error:
-        note(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
+        print_stderr(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
         return EXIT_FAILED
     for warning in coefficients.warnings:
-        note(f"warning: {warning}")
+        print_stderr(f"warning: {warning}")
     if out is None:
-        say(content.decode().removesuffix("\n"))
+        print_stdout(content.decode().removesuffix("\n"))
     else:
         write_atomically(out, content)
-        say(f"written: {out}")
+        print_stdout(f"written: {out}")
     return EXIT_OK
 
 

@@ -19,7 +19,7 @@ from collector.recordings import (
     merged_with_progress,
     open_recordings,
 )
-from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr, print_stdout
 from collector.service import TAKE_BYTES, Pipeline, make_pipeline
 from exporters.snapshot_file import write_atomically
 
@@ -40,13 +40,13 @@ def replay(
     """
     check_targets(out, state, read=paths)
     pipeline = make_pipeline(config)
-    timed = merged_with_progress(open_recordings(paths, note, stdin))
+    timed = merged_with_progress(open_recordings(paths, print_stderr, stdin))
     newest_unix_nano, held = _learn(pipeline, in_batches(timed, TAKE_BYTES))
     if not pipeline.learned_rows:
         configs = pipeline.snapshot(newest_unix_nano, 1).configs
         doubts = sorted({doubt for each in configs for doubt in each.doubts})
         why = "; ".join(doubts) or "what is read: docs/telemetry.md"
-        note(f"error: nothing was learned from {held}; {why}")
+        print_stderr(f"error: nothing was learned from {held}; {why}")
         return EXIT_FAILED
     snapshot = pipeline.snapshot(newest_unix_nano, 1)
     write_atomically(out, snapshot.to_json())
@@ -55,8 +55,8 @@ def replay(
     written = tracefit.load(out)
     for config_learned in written.configs:
         for line in shown_lines(config_learned, written.created_unix_nano):
-            say(line)
-    say(f"snapshot: {out}")
+            print_stdout(line)
+    print_stdout(f"snapshot: {out}")
     return EXIT_OK
 
 

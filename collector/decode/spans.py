@@ -35,7 +35,7 @@ from .records import (
     StepColumns,
     Telemetry,
 )
-from .vocabulary import MISSING, Rejected, SpanEventKind, Value, read_count, read_seconds
+from .vocabulary import MISSING, RejectedError, SpanEventKind, Value, read_count, read_seconds
 from .wire import Export, ReadExport
 
 _FINISHES: Final = {finish.value: finish for finish in Finish}
@@ -64,12 +64,12 @@ def read_columns(
 
 
 def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
-    """A request of the engine core, foreign events left out; raises Rejected with the reason it cannot be used."""
+    """A request of the engine core, unknown events left out; raises RejectedError with the reason it cannot be used."""
     events = [event for event in span.events if event.name in words.MARK_KINDS]
     if not events:
-        raise Rejected(Skip.UNKNOWN_SCOPE)
+        raise RejectedError(Skip.UNKNOWN_SCOPE)
     if len(events) > _AT_ONCE:
-        raise Rejected(Skip.OUT_OF_RANGE)
+        raise RejectedError(Skip.OUT_OF_RANGE)
     numbers = [_read_mark(event.attributes) for event in events]
     marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, numbers, strict=True)]
     _check_order(marks)
@@ -91,12 +91,12 @@ def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
 
 
 def _read_mark(attributes: Any) -> list[int]:
-    """The numbers of one journey event, in the order of their table; raises Rejected of one out of its bounds."""
+    """The numbers of one journey event, in the order of their table; RejectedError where one is out of bounds."""
     numbers = []
     for key, field in words.JOURNEY_FIELDS.items():
         number = attributes[key].int_value if key in attributes else MISSING
         if not field.least <= number <= field.limit:
-            raise Rejected(Skip.MISSING_ATTRIBUTE if number == MISSING else Skip.OUT_OF_RANGE)
+            raise RejectedError(Skip.MISSING_ATTRIBUTE if number == MISSING else Skip.OUT_OF_RANGE)
         numbers.append(number)
     return numbers
 
@@ -118,14 +118,14 @@ def _check_order(marks: Sequence[SpanEvent]) -> None:
             or after.output_tokens < before.output_tokens
             or after.kind is before.kind
         ):
-            raise Rejected(Skip.INVALID)
+            raise RejectedError(Skip.INVALID)
 
 
 _NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
 
 
 def api_span(span: Any, counts: Counts) -> ApiSpan:
-    """A request of the instrumented API server, other events left out; raises Rejected with the reason against it."""
+    """A request of the instrumented API server, other events left out; raises RejectedError with the reason."""
     moments, understood = dict(_NO_MOMENTS), 0
     for event in span.events:
         if event.name in words.API_MOMENTS:
@@ -160,16 +160,16 @@ def request_attributes(span: Any) -> dict[str, Value]:
 
 
 def request_span(span: Any, said: Mapping[str, Value]) -> RequestSpan:
-    """A finished request out of its attributes; raises Rejected with the reason it cannot be used."""
+    """A finished request out of its attributes; raises RejectedError with the reason it cannot be used."""
     told: dict[str, Any] = {}
     for key in words.TOKEN_FIELDS.keys() & said.keys():
         counted = read_count(said[key])
         if told.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
-            raise Rejected(Skip.INVALID)  # the two spellings say two things
+            raise RejectedError(Skip.INVALID)  # the two spellings say two things
     told |= {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
     for name, lacks in _LACKS.items():
         if name not in told:
-            raise Rejected(lacks)
+            raise RejectedError(lacks)
     e2e_s, lasted_s = told.pop("e2e_s"), (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
     first_token_s = told["first_token_s"]
     decode_s = told.setdefault("decode_s", e2e_s - first_token_s)
@@ -179,7 +179,7 @@ def request_span(span: Any, said: Mapping[str, Value]) -> RequestSpan:
         or (told["output_tokens"] > 1 and decode_s == 0.0)
         or first_token_s + decode_s > lasted_s + words.SPAN_SLACK_S
     ):
-        raise Rejected(Skip.INVALID)
+        raise RejectedError(Skip.INVALID)
     return RequestSpan(
         span_id=span.span_id,
         trace_id=span.trace_id,
@@ -279,28 +279,28 @@ class _Reader:
                 told.requests.append(request_span(span, said))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
-                raise Rejected(Skip.UNKNOWN_SCOPE)
-        except Rejected as rejected:
+                raise RejectedError(Skip.UNKNOWN_SCOPE)
+        except RejectedError as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
             counts[table.DECODED_EVENTS, rejected.reason] += events
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
 
     def _check(self, told: Telemetry, span: Any) -> None:
-        """Raises Rejected with the reason that a span cannot be used, whatever it says; it is admitted once."""
+        """Raises RejectedError with the reason if a span cannot be used; each span is accepted once."""
         if (
             len(span.span_id) != words.SPAN_ID_BYTES
             or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES)
             or len(span.trace_id) not in (0, words.TRACE_ID_BYTES)
             or len(told.instance) > words.NAME_LENGTH_MAX
         ):
-            raise Rejected(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
+            raise RejectedError(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
         end_unix_ns = span.end_time_unix_nano
         _check_time(told, end_unix_ns)
         if span.start_time_unix_nano > end_unix_ns:
-            raise Rejected(Skip.INVALID)
+            raise RejectedError(Skip.INVALID)
         if reason := self._admit_span(told.instance, span.span_id, end_unix_ns):
-            raise Rejected(reason)
+            raise RejectedError(reason)
 
     def _read_events(self, name: str) -> None:
         """Make columns of what waits; no longer does it."""
@@ -351,12 +351,12 @@ def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tupl
 
 
 def _check_time(told: Telemetry, unix_ns: int) -> None:
-    """Raises Rejected of a time at which nothing can have ended; the newest one ahead is remembered."""
+    """Raises RejectedError where a time is out of range; the newest one ahead is remembered."""
     latest = latest_unix_ns(told.arrived_unix_ns)
     if not words.UNIX_MIN <= unix_ns <= latest:
         if unix_ns > latest:
             told.too_new_unix_ns = max(told.too_new_unix_ns, unix_ns)
-        raise Rejected(Skip.OUT_OF_RANGE)
+        raise RejectedError(Skip.OUT_OF_RANGE)
 
 
 def _resource(attributes: Any, export: Export) -> Telemetry:

@@ -157,7 +157,7 @@ another's."""
 Value = bool | int | float | str
 
 
-class Rejected(Exception):
+class RejectedError(Exception):
     """One span or event cannot be used; never leaves the decoder."""
 
     def __init__(self, reason: Skip) -> None:
@@ -190,16 +190,16 @@ def instance_of(attributes: Mapping[str, Value], peer: str) -> str:
 def read_count(value: Value) -> int:
     """A count of requests or tokens."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise Rejected(Skip.INVALID)
+        raise RejectedError(Skip.INVALID)
     if not 0 <= value <= COUNT_MAX:
-        raise Rejected(Skip.OUT_OF_RANGE)
+        raise RejectedError(Skip.OUT_OF_RANGE)
     return value
 
 
 def read_seconds(value: Value) -> float:
     """A latency in seconds."""
     if isinstance(value, bool | str) or not math.isfinite(value):
-        raise Rejected(Skip.INVALID)
+        raise RejectedError(Skip.INVALID)
     if not 0 <= value < TIME_MAX / 1e9:
-        raise Rejected(Skip.OUT_OF_RANGE)
+        raise RejectedError(Skip.OUT_OF_RANGE)
     return float(value)

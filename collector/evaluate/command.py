@@ -11,7 +11,7 @@ import msgspec
 from collector.config import Config, ConfigError
 from collector.decode.kv import KvBatch
 from collector.recordings import Timed, by_source, check_targets, merged, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr, print_stdout
 from exporters.snapshot_file import write_atomically
 from online.features import registered
 
@@ -126,20 +126,20 @@ def evaluate_recordings(
         report = evaluate(captures, systems, learn_until, leave_out)
         text, scored = lines(report), any(capture["scores"] for capture in report["captures"])
     for line in text:
-        say(line)
+        print_stdout(line)
     data = msgspec.json.encode(report)
     if out is not None:
         write_atomically(out, data)
-        say(f"written: {out}")
+        print_stdout(f"written: {out}")
     if not scored:
-        note("error: there is nothing to score; give recordings of steps or requests (docs/telemetry.md)")
+        print_stderr("error: there is nothing to score; give recordings of steps or requests (docs/telemetry.md)")
     return EXIT_OK if scored else EXIT_FAILED, data
 
 
 def _captures(paths: Sequence[Path], config: Config, learn_until: float) -> Iterator[Capture]:
     """The configurations in the recordings; KV events are of the servers whose telemetry is in the same folder."""
     telemetry, kv = list[tuple[Path, Iterator[Timed]]](), dict[Path, list[Timed]]()
-    for recordings in by_source(open_recordings(paths, note)):
+    for recordings in by_source(open_recordings(paths, print_stderr)):
         path, timed = recordings[0].path, merged(recordings)
         first = list(islice(timed, 1))
         if first and isinstance(first[0].said, KvBatch):

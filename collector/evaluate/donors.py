@@ -22,7 +22,7 @@ import numpy as np
 
 from collector.config import Config
 from collector.identity import shipped_sheets
-from collector.runtime import EXIT_FAILED, EXIT_OK, note, say
+from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr, print_stdout
 from collector.service import state_files
 from exporters.questions import as_json
 from online import Bank, Floats, StateError
@@ -43,7 +43,7 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
     """Report on the configurations in the states under the paths; failed if there is none."""
     seen = dict(sorted(_facts_in(paths)))
     if not seen:
-        note("error: no donor among them")
+        print_stderr("error: no donor among them")
         return EXIT_FAILED
     points = {
         config_id: point for config_id, facts in seen.items() if (point := configuration_vector(facts)) is not None
@@ -53,7 +53,7 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
         "measure_next": _farthest(seen, list(points.values())),
     }
     for line in [as_json(document)] if as_document else _report(**document):
-        say(line)
+        print_stdout(line)
     return EXIT_OK
 
 
@@ -64,7 +64,7 @@ def _facts_in(paths: Sequence[Path]) -> Iterator[tuple[str, Facts]]:
         try:
             bank.restore(file.read_bytes())
         except (OSError, StateError) as error:
-            note(f"{file.name}: {error}")
+            print_stderr(f"{file.name}: {error}")
         yield from ((config_id, bank.facts(config_id)) for config_id in bank.configs())
 
 

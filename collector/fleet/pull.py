@@ -29,7 +29,7 @@ from collector import __version__
 from collector.config import Config
 from collector.identity import unknown_experts
 from collector.recordings import check_targets
-from collector.runtime import EXIT_FAILED, EXIT_OK, note, progress, say, sentence
+from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr, print_stdout, progress, sentence
 from collector.service import STATES_NAME, Directory, check_learning
 from collector.telemetry import PullOutcome
 from exporters.questions import counted
@@ -56,26 +56,26 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path
     )
     refused = [source for source in left_out if source.outcome is not PullOutcome.NOTHING_YET]
     for source in refused:
-        note(f"{source.name}: {source.detail}")
+        print_stderr(f"{source.name}: {source.detail}")
     if refused:
         return EXIT_FAILED
     try:
         merged = add(chosen, config)
     except StateError as error:
-        note(str(error))
+        print_stderr(str(error))
         return EXIT_FAILED
     whole = fleet_snapshot(merged)
     if not whole.configs:
-        note("nothing to merge: no row was learned in any of the states (what still waits for others is not merged)")
+        print_stderr("nothing to merge: no row was learned in any of the states (rows that still wait are not merged)")
         return EXIT_FAILED
     for target, data in ((out, merged.state()), (snapshot, whole.to_json())):
         if target is not None:
             write_atomically(target, data)
     for line in _held(whole):
-        say(line)
+        print_stdout(line)
     for line in _odd(whole):
-        note(line)
-    say(f"state: {out}")
+        print_stderr(line)
+    print_stdout(f"state: {out}")
     return EXIT_OK
 
 
@@ -279,13 +279,13 @@ def pull_once(puller: Puller) -> int:
 def conclude(pulled: Pulled, out: Path) -> int:
     """Say what became of a round; failed if nothing was written."""
     for line in report(pulled):
-        say(line)
+        print_stdout(line)
     for line in complaints(pulled):
-        note(line)
+        print_stderr(line)
     if pulled.problem:
-        note(f"error: {pulled.problem}")
+        print_stderr(f"error: {pulled.problem}")
         return EXIT_FAILED
-    say(f"snapshot: {out / SNAPSHOT_NAME}")
+    print_stdout(f"snapshot: {out / SNAPSHOT_NAME}")
     return EXIT_OK
 
 

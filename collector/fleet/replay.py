@@ -22,7 +22,7 @@ from collector.config import Config
 from collector.decode import Export, parts_by_emitter
 from collector.decode.kv import KvBatch
 from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
-from collector.runtime import EXIT_FAILED, StartError, note, progress, say
+from collector.runtime import EXIT_FAILED, StartError, print_stderr, print_stdout, progress
 from collector.service import TAKE_BYTES, make_pipeline
 
 from .pull import Puller, conclude, working_directory
@@ -87,9 +87,9 @@ def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: 
                 engines, rows = engines + 1, rows + learned.rows
                 (work / f"{engines}.bin").write_bytes(learned.state)
             if not engines:
-                note("error: nothing was learned")
+                print_stderr("error: nothing was learned")
                 return EXIT_FAILED
-            say(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
+            print_stdout(f"{len(files):,} files, {engines:,} engines, {rows:,} rows")
             return conclude(puller.pull(), out)
     finally:
         ray.shutdown()
@@ -182,7 +182,7 @@ def learn_files(ray: Any, files: Sequence[str], config: Config) -> Iterator[Lear
             *refs, last = stream
             buckets, warnings = _value_of(ray, last)
             for text in warnings:
-                note(text)
+                print_stderr(text)
             for bucket, ref in zip(buckets, refs, strict=True):
                 refs_of.setdefault(bucket, []).append(ref)
             bar.update()

@@ -28,7 +28,7 @@ WASTED_HALF_LIFE_S: Final = 5.0
 """For how long it counts what a connection has reserved for messages that did not come: the pause of an exporter."""
 
 
-class BudgetFull(Exception):
+class BudgetExceededError(Exception):
     """Too much is being received already."""
 
 
@@ -44,7 +44,7 @@ class Receiving:
         self.has_come = False
 
     async def read(self, coming: Awaitable[T]) -> T:
-        """Wait for the bytes; BudgetFull or TimeoutError, out of the whole block, if they take too long."""
+        """Wait for the bytes; BudgetExceededError or TimeoutError, out of the whole block, if they take too long."""
         message = await coming
         self.time.reschedule(None)
         return message
@@ -53,9 +53,9 @@ class Receiving:
 class ReceiveBudget:
     """Bytes of messages that are on their way in, over all transports; used in the loop.
 
-    ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. It raises BudgetFull
-    when there is no room in time, or when others need the room before the bytes are here, and TimeoutError when they
-    take too long. Each connection has one message in here, and its next one waits for the end of that. Of those who
+    ``async with budget.receiving(connection, bytes):`` reserves them for the body of the block. The block raises
+    BudgetExceededError when there is no room in time, or when others need the room before the bytes are here. It raises
+    TimeoutError when the bytes take too long. Each connection has one message in here; its next one waits. Of those who
     wait, the connection goes first that has reserved least for messages that did not come, and of these the one that
     has waited longest: connections that are made anew and bring nothing overtake nobody.
     """
@@ -82,7 +82,7 @@ class ReceiveBudget:
                     self._leave(one)
         except TimeoutError:
             if asyncio.get_running_loop().time() < one.since_s + RECEIVE_TIMEOUT_S:
-                raise BudgetFull from None
+                raise BudgetExceededError from None
             raise
 
     def shrink(self, one: Receiving, size_bytes: int) -> None:

@@ -15,7 +15,7 @@ from collector.runtime import MemoryGuard
 from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 
 from .access import TokenFile
-from .budget import BudgetFull, ReceiveBudget, Receiving
+from .budget import BudgetExceededError, ReceiveBudget, Receiving
 from .forward import Forwarder
 from .queue import AdmissionQueue
 from .status import Answer, answer
@@ -74,7 +74,7 @@ class ExportConsumer:
         return self._tokens is None or self._tokens.accepts(authorization)
 
     @property
-    def passes_on(self) -> bool:
+    def can_forward(self) -> bool:
         """Whether telemetry of a kind that is not learned from has somewhere to go."""
         return self._forward is not None
 
@@ -104,7 +104,7 @@ class ExportConsumer:
                     else:
                         self.budget.shrink(receiving, len(message))
                         refused = await self._take(signal, message, connection, transport)
-        except BudgetFull:
+        except BudgetExceededError:
             refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
         except (TimeoutError, ConnectionError):
             refused = answer(Outcome.INCOMPLETE)

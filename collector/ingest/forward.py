@@ -168,7 +168,7 @@ class Forwarder:
 
     def start(self) -> None:
         """Begin to send, with what the process before has left in the log; the backend need not be there."""
-        for export in self._log.entries(self._log.passed_on + 1, self._log.newest):
+        for export in self._log.entries(self._log.forwarded_seq + 1, self._log.newest):
             self.enqueue(Signal.TRACES, b"", export.spans, export.seq)
         self._task.start(self._run())
 
@@ -202,7 +202,7 @@ class Forwarder:
                     self._queued_bytes -= waiting.size_bytes
                     self._count(waiting, outcome)
                     if waiting.seq:
-                        self._log.note_passed_on(waiting.seq)
+                        self._log.mark_forwarded(waiting.seq)
                 self._filled.clear()
                 self._emptied.set()
         finally:

@@ -66,7 +66,7 @@ class _ExportHandler(grpc.GenericRpcHandler):
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[bytes, bytes] | None:
         """The handler of a method, None if it is not ours."""
         method = handler_call_details.method
-        served = {METHOD: Signal.TRACES} if not self._consumer.passes_on else _SIGNALS
+        served = {METHOD: Signal.TRACES} if not self._consumer.can_forward else _SIGNALS
         return self._methods[served[method]] if method in served else None
 
     async def _export(self, signal: Signal, _messages: AsyncIterator[bytes], context: _Context) -> bytes:

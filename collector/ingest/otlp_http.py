@@ -100,7 +100,7 @@ class _ExportHandler:
     def _check_head(self, request: web.BaseRequest) -> Answer | None:  # noqa: PLR0911 -- one per rejection
         headers, size_bytes = request.headers, request.content_length
         signal = _SIGNALS.get(request.path)
-        if signal is None or not (signal is Signal.TRACES or self._consumer.passes_on):
+        if signal is None or not (signal is Signal.TRACES or self._consumer.can_forward):
             return NOT_FOUND
         if request.method != "POST":
             return NOT_POST

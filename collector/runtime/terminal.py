@@ -68,15 +68,15 @@ def configure_logs(clock: Clock) -> None:
 
 
 PrintLine = Callable[[str], None]
-"""Prints one line: results (``say``) on standard output, remarks (``note``) on standard error."""
+"""Prints one line: results (``print_stdout``) on standard output, the rest (``print_stderr``) on standard error."""
 
 
-def say(text: str) -> None:
+def print_stdout(text: str) -> None:
     """Print one line of a result on standard output."""
     print(text, flush=True)
 
 
-def note(text: str) -> None:
+def print_stderr(text: str) -> None:
     """Print one line on standard error, above the bar if one is drawn there."""
     from tqdm import tqdm  # noqa: PLC0415 -- 20 ms of imports that only a long command pays
 

@@ -23,7 +23,7 @@ from collector.telemetry import Metrics, Outcome, table
 from online.state import Tree, encode
 
 from .checkpoint import NAME, CheckpointFile, Directory, Position
-from .log import Log, LogFull, is_segment
+from .log import Log, LogFullError, is_segment
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -168,7 +168,7 @@ class Durability:
         try:
             recorded = self.log.append(export) if self.has_log else export
         except OSError as error:
-            problem = _FULL if isinstance(error, LogFull) else f"the log cannot be written: {error.strerror}"
+            problem = _FULL if isinstance(error, LogFullError) else f"the log cannot be written: {error.strerror}"
             if problem != self._refusing:  # one line per change
                 _log.error("%s; exports are refused", problem)
             self._refusing = problem
@@ -239,7 +239,7 @@ class Durability:
         self._metrics.add(table.WRITES, 1, "checkpoint", "done")
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
-        self.log.free(min(position.read_from, self.log.passed_on + 1) if waits else position.read_from)
+        self.log.free(min(position.read_from, self.log.forwarded_seq + 1) if waits else position.read_from)
 
     def _report_failure(self, error: Exception) -> None:
         """Say once why the last checkpoint is in no file, with the traceback of our own fault, and ask for another."""

@@ -13,8 +13,8 @@ as lost.
 An appended entry is read again after the death of the process. The kernel writes it to the disk when it likes, so that
 the death of the node may cost the newest. A damaged entry is never read as one, and costs no other: the next one is
 looked for behind it, by its mark. A write that failed leaves no half of an entry behind. Segments never hold more
-than ``capacity_bytes`` and one entry; when they would, :class:`LogFull` is raised. Segments of which the checkpoint
-has learned everything go at once.
+than ``capacity_bytes`` and one entry; when they would, :class:`LogFullError` is raised. Once the checkpoint has learned
+all of a segment, that segment is deleted.
 
 ``append`` belongs to whoever fills the queue, the rest to the worker; one process at a time (see :mod:`.checkpoint`).
 """
@@ -53,7 +53,7 @@ _TOLD = struct.Struct("<QQI")
 _SEGMENT_NAME = re.compile(r"log\.(0[0-9a-f]{15})")
 
 
-class LogFull(OSError):
+class LogFullError(OSError):
     """No room until a checkpoint was written."""
 
 
@@ -81,7 +81,7 @@ class Log:
         self.capacity_bytes = capacity_bytes
         self.newest = 0
         """Number of the newest entry."""
-        self.passed_on = 0
+        self.forwarded_seq = 0
         """Number of the last entry that a backend need not be sent any more."""
         self.lost_entries = 0
         """Numbers that no whole entry has, of those that no checkpoint has learned."""
@@ -104,7 +104,7 @@ class Log:
         """
         path = self._directory / _HEAD_NAME
         self._head_descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        told, self.passed_on = self._read_head()
+        told, self.forwarded_seq = self._read_head()
         expected = max(read_from, 1)
         for path in sorted(path for path in self._directory.iterdir() if is_segment(path)):
             first = int(path.name.rpartition(".")[2], 16)
@@ -120,13 +120,13 @@ class Log:
     def _read_head(self) -> tuple[int, int]:
         told = os.pread(self._head_descriptor, _TOLD.size, 0)
         if len(told) == _TOLD.size:
-            newest, passed_on, checksum = _TOLD.unpack(told)
+            newest, forwarded_seq, checksum = _TOLD.unpack(told)
             if checksum == zlib.crc32(told[:-4]):
-                return newest, passed_on
+                return newest, forwarded_seq
         return 0, 0
 
     def _write_head(self) -> None:
-        numbers = struct.pack("<QQ", self.newest, self.passed_on)
+        numbers = struct.pack("<QQ", self.newest, self.forwarded_seq)
         with contextlib.suppress(OSError):  # a loss at the end would be told too small, an entry be passed on twice
             os.pwrite(self._head_descriptor, numbers + struct.pack("<I", zlib.crc32(numbers)), 0)
 
@@ -149,13 +149,13 @@ class Log:
         """Write an export down; it comes back with its number.
 
         Raises:
-            OSError: it could not be written, and nothing of it is there; LogFull if there is no room.
+            OSError: it could not be written, and nothing of it is there; LogFullError if there is no room.
         """
         with self._lock:
             number = self.newest + 1
             entry = _entry_of(export, number)
             if self.size_bytes and self.size_bytes + len(entry) > self.capacity_bytes:
-                raise LogFull(0, "the log is full")
+                raise LogFullError(0, "the log is full")
             self._write(entry, number)
             self.newest = number
             self._write_head()
@@ -208,9 +208,9 @@ class Log:
                 if one.seq >= last:
                     return
 
-    def note_passed_on(self, number: int) -> None:
+    def mark_forwarded(self, number: int) -> None:
         """Keep how far a backend has been sent what is here."""
-        self.passed_on = number
+        self.forwarded_seq = number
         self._write_head()
 
     def free(self, read_from: int) -> None:

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.decode import Export
-from collector.ingest.budget import BudgetFull, ReceiveBudget
+from collector.ingest.budget import BudgetExceededError, ReceiveBudget
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import AdmissionQueue
 from collector.ingest.status import answer
@@ -165,7 +165,7 @@ def test_a_connection_that_brought_what_it_announced_goes_first_and_who_sends_no
         silent = [asyncio.create_task(receive(budget, f"silent {n}", 1, nothing)) for n in range(4)]
         await asyncio.sleep(0)
         await receive(budget, "honest", 1, arrived)
-        assert {type(each) for each in await asyncio.gather(*silent, return_exceptions=True)} == {BudgetFull}
+        assert {type(each) for each in await asyncio.gather(*silent, return_exceptions=True)} == {BudgetExceededError}
 
     asyncio.run(scenario())
     assert order[5:8] == ["quiet", "loud", "loud"]

@@ -3,7 +3,7 @@
 import io
 import sys
 
-from collector.runtime import note, progress
+from collector.runtime import print_stderr, progress
 
 
 def test_a_file_gets_the_remarks_alone(monkeypatch):
@@ -11,11 +11,11 @@ def test_a_file_gets_the_remarks_alone(monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     with progress("read", 40e6) as bar:
         bar.update(20e6)
-        note("a remark")
+        print_stderr("a remark")
     assert stream.getvalue() == "a remark\n"
 
 
 def test_a_command_without_standard_error_ends_as_any_other(monkeypatch):
     monkeypatch.setattr(sys, "stderr", None)
     with progress("read", 40e6):
-        note("nobody reads it")
+        print_stderr("nobody reads it")

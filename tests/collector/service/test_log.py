@@ -10,7 +10,7 @@ import pytest
 
 from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
-from collector.service.log import Log, LogFull, is_segment
+from collector.service.log import Log, LogFullError, is_segment
 from tests.support.clocks import T0_NS
 
 
@@ -62,7 +62,7 @@ def test_segments_that_are_learned_go_and_no_others(tmp_path):
 
 def test_a_full_log_refuses_and_takes_again_when_a_checkpoint_has_learned(tmp_path):
     log = opened(tmp_path, capacity_bytes=10_000)
-    with pytest.raises(LogFull):  # noqa: PT012
+    with pytest.raises(LogFullError):  # noqa: PT012
         for number in range(1000):
             log.append(export(number))
     assert log.size_bytes <= 10_000

@@ -5,9 +5,9 @@
 The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
 for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
 
-Stop, within ``GRACE_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``: readiness flips, calls in flight finish, what
-waits for the backend is sent, the queue drains, the last state and generation are taken and written, the pages close
-last so that a scrape still sees it.
+Stop takes at most ``STOP_TIMEOUT_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``. Readiness flips, and calls in
+flight finish. What waits for the backend is sent. The queue drains, and the last state and generation are written. The
+pages close last, so that a scrape still sees the end.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
-GRACE_S = 3.0
+STOP_TIMEOUT_S = 3.0
 """How long calls that run may still end after SIGTERM; with the rest of a stop it fits a pod's 30 s."""
 
 _log = logging.getLogger(__name__)
@@ -230,11 +230,11 @@ class Sidecar:
             self._forward,
             config.message_max_mib << 20,
         )
-        grace_s = GRACE_S / 2 if config.listen_http else GRACE_S
-        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, grace_s=grace_s, tls=tls)
+        stop_timeout_s = STOP_TIMEOUT_S / 2 if config.listen_http else STOP_TIMEOUT_S
+        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, stop_timeout_s=stop_timeout_s, tls=tls)
         if not config.listen_http:
             return grpc, None
-        return grpc, make_http_receiver(config, consumer, io=self._io, grace_s=grace_s, tls=tls)
+        return grpc, make_http_receiver(config, consumer, io=self._io, stop_timeout_s=stop_timeout_s, tls=tls)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config

@@ -294,7 +294,7 @@ class LineageLedger:
     def __init__(self) -> None:
         self._holders: dict[tuple[str, str], list[tuple[str, Lineage]]] = {}
 
-    def admit(self, state: str, lineages: Mapping[str, Lineage]) -> None:
+    def accept(self, state: str, lineages: Mapping[str, Lineage]) -> None:
         """Take a state in, or nothing of it: StateError names the engine and the state that has rows of it already."""
         every = [(config_id, engine) for config_id, lineage in lineages.items() for engine in lineage.engines]
         for config_id, engine in every:

@@ -57,7 +57,7 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     answered: list[RequestSpan] = []
     spans, counts = SpanWindow(Config().engines_max), Counts()
     exports = ([timed.said] for timed in telemetry if isinstance(timed.said, Export))
-    for decoded in (each for said in exports for each in decode_exports(said, spans.admit, counts)):
+    for decoded in (each for said in exports for each in decode_exports(said, spans.accept, counts)):
         journeys += decoded.core
         arrivals |= {span.span_id: span for span in decoded.api}
         answered += decoded.requests
@@ -66,14 +66,14 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
 
 
 def _of_journey(span: CoreSpan, api: ApiSpan | None) -> TracedRequest | None:
-    if span.finish not in ENDS or not span.marks:
+    if span.finish not in ENDS or not span.events:
         return None
-    first_ns = next((mark.ts_ns for mark in span.marks if mark.kind is SpanEventKind.FIRST_TOKEN), None)
-    arrival_ns = span.marks[0].ts_ns if api is None or api.arrived_ns == MISSING else api.arrived_ns
+    first_ns = next((mark.ts_ns for mark in span.events if mark.kind is SpanEventKind.FIRST_TOKEN), None)
+    arrival_ns = span.events[0].ts_ns if api is None or api.arrived_ns == MISSING else api.arrived_ns
     return TracedRequest(
         arrival_unix_ns=arrival_ns + span.unix_minus_mono_ns,
         prompt_tokens=span.prompt_tokens,
-        output_tokens=span.marks[-1].output_tokens,
+        output_tokens=span.events[-1].output_tokens,
         first_token_unix_ns=None if first_ns is None else first_ns + span.unix_minus_mono_ns,
         end_unix_ns=span.end_unix_ns,
         is_aborted=span.finish is Finish.ABORTED,

@@ -52,15 +52,15 @@ class SpanEvent(msgspec.Struct, frozen=True, gc=False):
 
 
 class CoreSpan(msgspec.Struct, frozen=True, gc=False):
-    """One finished engine-core request (``llm_core``), marks in emission order; its id is not kept.
+    """One finished engine-core request (``llm_core``), events in emission order; its id is not kept.
 
-    ``end_unix_ns`` is when its last mark was set.
+    ``end_unix_ns`` is when its last event was.
     """
 
     span_id: bytes
     parent_span_id: bytes
     prompt_tokens: int
-    marks: tuple[SpanEvent, ...]
+    events: tuple[SpanEvent, ...]
     finish: Finish | None
     unix_minus_mono_ns: int
     end_unix_ns: int

@@ -1,9 +1,8 @@
-"""Spans to columns and records: the engine core's journeys, the API server's moments, requests' latencies, steps.
+"""Spans to columns and records: the engine core's journeys, the API server's events, requests' latencies, steps.
 
-Spans of the instrumented vLLM and of the plugin are told by their scopes. Of any other scope and name, a span is that
-of a request if it has its attributes: ``gen_ai.latency.e2e`` and ``time_to_first_token`` and the tokens of prompt and
-answer, in either spelling, as vLLM, SGLang and TensorRT-LLM send them. One that has some of them and lacks another is
-counted by what it lacks.
+The scope names spans of the instrumented vLLM and of the plugin. Any other span is a finished request if it has the
+attributes of one, as vLLM, SGLang and TensorRT-LLM send them: ``gen_ai.latency.e2e``, ``time_to_first_token`` and the
+tokens of prompt and answer, in either spelling. A span with some of them is counted by the attribute that it lacks.
 
 Bad input is a value, not an exception: whatever is not understood is skipped with a reason from
 :class:`~collector.telemetry.Skip` and counted, and received = accepted + Σ skipped, for spans and for events, always.
@@ -47,9 +46,9 @@ def read_columns(
     events: Sequence[Any], fields: Mapping[str, words.Field], dtype: np.dtype[np.void]
 ) -> tuple[NDArray[np.void], NDArray[np.object_]]:
     """What events tell by a table, a row each, and what becomes of each: accepted, or why not."""
-    told = [event.attributes for event in events]
+    attributes = [event.attributes for event in events]
     # to ask such a map for what it has not puts that into it
-    sent = [each[key].int_value if key in each else MISSING for each in told for key in fields]
+    sent = [each[key].int_value if key in each else MISSING for each in attributes for key in fields]
     numbers = np.array(sent, np.int64).reshape(-1, len(fields))
     names, limits, least = zip(*fields.values(), strict=True)
     fates = np.full(len(events), table.ACCEPTED, object)
@@ -63,34 +62,34 @@ def read_columns(
     return rows, fates
 
 
-def core_span(span: Any, counts: Counts, told: Telemetry) -> CoreSpan:
+def core_span(span: Any, counts: Counts, telemetry: Telemetry) -> CoreSpan:
     """A request of the engine core, unknown events left out; raises RejectedError with the reason it cannot be used."""
-    events = [event for event in span.events if event.name in words.MARK_KINDS]
+    events = [event for event in span.events if event.name in words.EVENT_KINDS]
     if not events:
         raise RejectedError(Skip.UNKNOWN_SCOPE)
     if len(events) > _AT_ONCE:
         raise RejectedError(Skip.OUT_OF_RANGE)
-    numbers = [_read_mark(event.attributes) for event in events]
-    marks = [SpanEvent(words.MARK_KINDS[event.name], *row[:3]) for event, row in zip(events, numbers, strict=True)]
-    _check_order(marks)
+    numbers = [_read_event(event.attributes) for event in events]
+    journey = [SpanEvent(words.EVENT_KINDS[event.name], *row[:3]) for event, row in zip(events, numbers, strict=True)]
+    _check_order(journey)
     last = events[-1]
-    _check_time(told, last.time_unix_nano)
+    _check_time(telemetry, last.time_unix_nano)
     finish = None
-    if marks[-1].kind is SpanEventKind.FINISHED:
+    if journey[-1].kind is SpanEventKind.FINISHED:
         finish = _FINISHES.get(last.attributes[words.FINISH].string_value, Finish.ERROR)
-    _count_events(len(span.events), len(marks), counts)
+    _count_events(len(span.events), len(journey), counts)
     return CoreSpan(
         span_id=span.span_id,
         parent_span_id=span.parent_span_id,
         prompt_tokens=numbers[-1][3],
-        marks=tuple(marks),
+        events=tuple(journey),
         finish=finish,
-        unix_minus_mono_ns=last.time_unix_nano - marks[-1].ts_ns,
+        unix_minus_mono_ns=last.time_unix_nano - journey[-1].ts_ns,
         end_unix_ns=last.time_unix_nano,
     )
 
 
-def _read_mark(attributes: Any) -> list[int]:
+def _read_event(attributes: Any) -> list[int]:
     """The numbers of one journey event, in the order of their table; RejectedError where one is out of bounds."""
     numbers = []
     for key, field in words.JOURNEY_FIELDS.items():
@@ -107,9 +106,9 @@ def _count_events(events: int, understood: int, counts: Counts) -> None:
         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events - understood
 
 
-def _check_order(marks: Sequence[SpanEvent]) -> None:
+def _check_order(events: Sequence[SpanEvent]) -> None:
     """Emission order is time order; steps never go back; nothing follows FINISHED; tokens never shrink."""
-    for before, after in itertools.pairwise(marks):
+    for before, after in itertools.pairwise(events):
         if (
             after.ts_ns < before.ts_ns
             or before.kind is SpanEventKind.FINISHED
@@ -121,22 +120,22 @@ def _check_order(marks: Sequence[SpanEvent]) -> None:
             raise RejectedError(Skip.INVALID)
 
 
-_NO_MOMENTS: Final = dict.fromkeys(words.API_MOMENTS.values(), MISSING)
+_NO_API_TIMES: Final = dict.fromkeys(words.API_EVENTS.values(), MISSING)
 
 
 def api_span(span: Any, counts: Counts) -> ApiSpan:
     """A request of the instrumented API server, other events left out; raises RejectedError with the reason."""
-    moments, understood = dict(_NO_MOMENTS), 0
+    times, understood = dict(_NO_API_TIMES), 0
     for event in span.events:
-        if event.name in words.API_MOMENTS:
+        if event.name in words.API_EVENTS:
             at_s = read_seconds(event.attributes[words.API_TIME].double_value)
-            moments[words.API_MOMENTS[event.name]] = round(1e9 * at_s)
+            times[words.API_EVENTS[event.name]] = round(1e9 * at_s)
             understood += 1
     attributes = words.scalars(span.attributes, (words.SAMPLES, words.MODEL))
     out = ApiSpan(
         span_id=span.span_id,
-        aborted=moments.pop("aborted_ns") != MISSING,
-        **moments,
+        aborted=times.pop("aborted_ns") != MISSING,
+        **times,
         samples=read_count(attributes.get(words.SAMPLES, 1)),
         model=str(attributes.get(words.MODEL, ""))[: words.FACT_LENGTH_MAX],
         end_unix_ns=span.end_time_unix_nano,
@@ -154,29 +153,29 @@ _LACKS: Final = {
 
 
 def request_attributes(span: Any) -> dict[str, Value]:
-    """What a span says of a finished request; empty where it tells nothing of one."""
-    said = words.scalars(span.attributes, words.REQUEST_ATTRIBUTES)
-    return {} if said.keys() <= words.MODELS.keys() else said
+    """The attributes of a finished request; empty if the span has none."""
+    attributes = words.scalars(span.attributes, words.REQUEST_ATTRIBUTES)
+    return {} if attributes.keys() <= words.MODELS.keys() else attributes
 
 
-def request_span(span: Any, said: Mapping[str, Value]) -> RequestSpan:
+def request_span(span: Any, attributes: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises RejectedError with the reason it cannot be used."""
-    told: dict[str, Any] = {}
-    for key in words.TOKEN_FIELDS.keys() & said.keys():
-        counted = read_count(said[key])
-        if told.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
-            raise RejectedError(Skip.INVALID)  # the two spellings say two things
-    told |= {name: read_seconds(said[key]) for key, name in words.LATENCY_FIELDS.items() if key in said}
+    values: dict[str, Any] = {}
+    for key in words.TOKEN_FIELDS.keys() & attributes.keys():
+        counted = read_count(attributes[key])
+        if values.setdefault(words.TOKEN_FIELDS[key], counted) != counted:
+            raise RejectedError(Skip.INVALID)  # the two spellings contradict each other
+    values |= {name: read_seconds(attributes[key]) for key, name in words.LATENCY_FIELDS.items() if key in attributes}
     for name, lacks in _LACKS.items():
-        if name not in told:
+        if name not in values:
             raise RejectedError(lacks)
-    e2e_s, lasted_s = told.pop("e2e_s"), (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
-    first_token_s = told["first_token_s"]
-    decode_s = told.setdefault("decode_s", e2e_s - first_token_s)
+    e2e_s, lasted_s = values.pop("e2e_s"), (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+    first_token_s = values["first_token_s"]
+    decode_s = values.setdefault("decode_s", e2e_s - first_token_s)
     if (
-        told.get("cached_tokens", 0) > told["prompt_tokens"]
+        values.get("cached_tokens", 0) > values["prompt_tokens"]
         or decode_s < 0.0
-        or (told["output_tokens"] > 1 and decode_s == 0.0)
+        or (values["output_tokens"] > 1 and decode_s == 0.0)
         or first_token_s + decode_s > lasted_s + words.SPAN_SLACK_S
     ):
         raise RejectedError(Skip.INVALID)
@@ -185,12 +184,12 @@ def request_span(span: Any, said: Mapping[str, Value]) -> RequestSpan:
         trace_id=span.trace_id,
         arrival_unix_ns=span.start_time_unix_nano,
         end_unix_ns=span.end_time_unix_nano,
-        model=next((str(said[key]) for key in words.MODELS if key in said), "")[: words.FACT_LENGTH_MAX],
-        **told,
+        model=next((str(attributes[key]) for key in words.MODELS if key in attributes), "")[: words.FACT_LENGTH_MAX],
+        **values,
     )
 
 
-AdmitSpan = Callable[[str, bytes, int], Skip | None]
+AcceptSpan = Callable[[str, bytes, int], Skip | None]
 """(instance, span id, end unix ns) -> a reason to leave the span out, or None; see collector.join.spans."""
 
 
@@ -199,12 +198,12 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
-def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Counts) -> list[Telemetry]:
+def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: Counts) -> list[Telemetry]:
     """What each resource of each export says, in order; what cannot be used is counted.
 
     Times far ahead of an export's arrival are out of range.
     """
-    reader = _Reader(admit_span, counts)
+    reader = _Reader(accept_span, counts)
     for export in exports:
         try:
             request = ReadExport.FromString(export.payload)
@@ -212,7 +211,7 @@ def decode_exports(exports: Sequence[Export], admit_span: AdmitSpan, counts: Cou
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
         else:
             reader.read(request, export)
-    return reader.told()
+    return reader.finish()
 
 
 class _Reader:
@@ -221,9 +220,9 @@ class _Reader:
     Events become columns together, whosever they are: a call of numpy costs more than what it does for an event.
     """
 
-    def __init__(self, admit_span: AdmitSpan, counts: Counts) -> None:
-        self._admit_span, self._counts = admit_span, counts
-        self._told: list[Telemetry] = []
+    def __init__(self, accept_span: AcceptSpan, counts: Counts) -> None:
+        self._accept_span, self._counts = accept_span, counts
+        self._telemetry: list[Telemetry] = []
         self._events: dict[str, tuple[list[Any], list[int]]] = {
             words.SUMMARY_EVENT: ([], []),
             words.SNAPSHOT_EVENT: ([], []),
@@ -236,29 +235,31 @@ class _Reader:
         """Read one export."""
         numbers: dict[tuple[object, ...], int] = {}
         for spans in request.resource_spans:
-            told = _resource(spans.resource.attributes, export)
-            number = numbers.setdefault((told.instance, told.host, *told.facts.items()), len(self._told))
-            if number == len(self._told):
-                self._told.append(told)
+            telemetry = _resource(spans.resource.attributes, export)
+            number = numbers.setdefault(
+                (telemetry.instance, telemetry.host, *telemetry.facts.items()), len(self._telemetry)
+            )
+            if number == len(self._telemetry):
+                self._telemetry.append(telemetry)
             for scope_spans in spans.scope_spans:
                 for span in scope_spans.spans:
                     self._add(number, scope_spans.scope.name, span)
 
-    def told(self) -> list[Telemetry]:
-        """All that can be used of what was read."""
-        for told, steps in self._by_owner(words.SUMMARY_EVENT):
-            told.steps = steps
-        for told, snapshots in self._by_owner(words.SNAPSHOT_EVENT):
-            told.snapshots = snapshots
-        return self._told
+    def finish(self) -> list[Telemetry]:
+        """Everything usable that was read."""
+        for telemetry, steps in self._by_owner(words.SUMMARY_EVENT):
+            telemetry.steps = steps
+        for telemetry, snapshots in self._by_owner(words.SNAPSHOT_EVENT):
+            telemetry.snapshots = snapshots
+        return self._telemetry
 
     def _add(self, number: int, scope: str, span: Any) -> None:
         """Add a span, and count it and its events."""
-        events, counts, told = len(span.events), self._counts, self._told[number]
+        events, counts, telemetry = len(span.events), self._counts, self._telemetry[number]
         counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
         try:
             if scope == words.STEP_SCOPE:
-                self._check(told, span)
+                self._check(telemetry, span)
                 for event in span.events:
                     waiting = self._events.get(event.name)
                     if waiting is None:
@@ -269,14 +270,14 @@ class _Reader:
                     if len(waiting[0]) == _AT_ONCE:
                         self._read_events(event.name)
             elif scope == words.CORE_SCOPE:
-                self._check(told, span)
-                told.core.append(core_span(span, counts, told))
+                self._check(telemetry, span)
+                telemetry.core.append(core_span(span, counts, telemetry))
             elif (scope, span.name) == (words.API_SCOPE, words.API_SPAN):
-                self._check(told, span)
-                told.api.append(api_span(span, counts))
-            elif said := request_attributes(span):
-                self._check(told, span)
-                told.requests.append(request_span(span, said))
+                self._check(telemetry, span)
+                telemetry.api.append(api_span(span, counts))
+            elif attributes := request_attributes(span):
+                self._check(telemetry, span)
+                telemetry.requests.append(request_span(span, attributes))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
             else:
                 raise RejectedError(Skip.UNKNOWN_SCOPE)
@@ -286,20 +287,20 @@ class _Reader:
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
 
-    def _check(self, told: Telemetry, span: Any) -> None:
+    def _check(self, telemetry: Telemetry, span: Any) -> None:
         """Raises RejectedError with the reason if a span cannot be used; each span is accepted once."""
         if (
             len(span.span_id) != words.SPAN_ID_BYTES
             or len(span.parent_span_id) not in (0, words.SPAN_ID_BYTES)
             or len(span.trace_id) not in (0, words.TRACE_ID_BYTES)
-            or len(told.instance) > words.NAME_LENGTH_MAX
+            or len(telemetry.instance) > words.NAME_LENGTH_MAX
         ):
             raise RejectedError(Skip.OUT_OF_RANGE)  # all are remembered: their length bounds the memory that takes
         end_unix_ns = span.end_time_unix_nano
-        _check_time(told, end_unix_ns)
+        _check_time(telemetry, end_unix_ns)
         if span.start_time_unix_nano > end_unix_ns:
             raise RejectedError(Skip.INVALID)
-        if reason := self._admit_span(told.instance, span.span_id, end_unix_ns):
+        if reason := self._accept_span(telemetry.instance, span.span_id, end_unix_ns):
             raise RejectedError(reason)
 
     def _read_events(self, name: str) -> None:
@@ -307,7 +308,7 @@ class _Reader:
         events, owners = self._events[name]
         if name == words.SUMMARY_EVENT:
             places, own = np.unique(owners, return_inverse=True)
-            latest = np.array([latest_unix_ns(self._told[place].arrived_unix_ns) for place in places])
+            latest = np.array([latest_unix_ns(self._telemetry[place].arrived_unix_ns) for place in places])
             rows, fates = _summaries(events, latest[own])
         else:
             rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
@@ -327,16 +328,16 @@ class _Reader:
         owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
         order = np.argsort(owners, kind="stable")
         for part in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
-            yield self._told[owners[part[0]]], rows[part]
+            yield self._telemetry[owners[part[0]]], rows[part]
 
 
 def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tuple[StepColumns, NDArray[np.object_]]:
     """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
     steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
     steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
-    told = [event.attributes for event in events]
+    attributes = [event.attributes for event in events]
     steps["kv_usage_ratio"] = [
-        each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in told
+        each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in attributes
     ]
     unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
     within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
@@ -350,34 +351,34 @@ def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tupl
     return steps, fates
 
 
-def _check_time(told: Telemetry, unix_ns: int) -> None:
+def _check_time(telemetry: Telemetry, unix_ns: int) -> None:
     """Raises RejectedError where a time is out of range; the newest one ahead is remembered."""
-    latest = latest_unix_ns(told.arrived_unix_ns)
+    latest = latest_unix_ns(telemetry.arrived_unix_ns)
     if not words.UNIX_MIN <= unix_ns <= latest:
         if unix_ns > latest:
-            told.too_new_unix_ns = max(told.too_new_unix_ns, unix_ns)
+            telemetry.too_new_unix_ns = max(telemetry.too_new_unix_ns, unix_ns)
         raise RejectedError(Skip.OUT_OF_RANGE)
 
 
 def _resource(attributes: Any, export: Export) -> Telemetry:
     """What a resource says of itself."""
     named = sorted([key for key in attributes if key.startswith(words.FACT_PREFIX)])[: words.FACTS_MAX]
-    said = words.scalars(attributes, (words.INSTANCE, words.POD, words.SERVICE, words.HOST, words.GPU_NAME, *named))
+    values = words.scalars(attributes, (words.INSTANCE, words.POD, words.SERVICE, words.HOST, words.GPU_NAME, *named))
     return Telemetry(
-        instance=words.instance_of(said, export.peer),
-        facts=_facts(said, (words.GPU_NAME, *named)),
-        host=str(said.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
+        instance=words.instance_of(values, export.peer),
+        facts=_facts(values, (words.GPU_NAME, *named)),
+        host=str(values.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
         peer=export.peer,
         recording=export.recording,
         arrived_unix_ns=export.arrived_unix_ns,
     )
 
 
-def _facts(said: Mapping[str, Value], keys: Iterable[str]) -> dict[str, str]:
+def _facts(values: Mapping[str, Value], keys: Iterable[str]) -> dict[str, str]:
     """Configuration facts of a resource: those of these keys, as strings of bounded length.
 
-    The role of a server is in the name of its service, unless it is told.
+    The role of a server is in the name of its service, unless a fact names it.
     """
-    _, _, role = str(said.get(words.SERVICE, "")).rpartition("-")
-    told = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
-    return told | {key: str(said[key])[: words.FACT_LENGTH_MAX] for key in keys if key in said}
+    _, _, role = str(values.get(words.SERVICE, "")).rpartition("-")
+    facts = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
+    return facts | {key: str(values[key])[: words.FACT_LENGTH_MAX] for key in keys if key in values}

@@ -100,9 +100,9 @@ class SpanEventKind(enum.IntEnum):
     FINISHED = 4
 
 
-MARK_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in SpanEventKind}
+EVENT_KINDS: Final = {f"{JOURNEY_PREFIX}{kind.name}": kind for kind in SpanEventKind}
 
-API_MOMENTS: Final = {
+API_EVENTS: Final = {
     "api.ARRIVED": "arrived_ns",
     "api.HANDOFF_TO_CORE": "handoff_ns",
     "api.FIRST_RESPONSE_FROM_CORE": "first_response_ns",

@@ -110,7 +110,7 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
 def _requests(said: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:
     """Those of the engines whose journey is known from beginning to end."""
     exports = [timed.said for timed in said if isinstance(timed.said, Export)]
-    telemetry = [*decode_exports(exports, SpanWindow(config.engines_max).admit, Counts())]
+    telemetry = [*decode_exports(exports, SpanWindow(config.engines_max).accept, Counts())]
     found = _journeys(telemetry, instances, joiner)
     return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)
 
@@ -122,7 +122,7 @@ def _journeys(parts: Sequence[Telemetry], instances: set[str], joiner: Joiner) -
         if engine is None or engine.instance not in instances:
             continue
         for span in telemetry.core:
-            first = {mark.kind: mark.ts_ns for mark in reversed(span.marks)}
+            first = {mark.kind: mark.ts_ns for mark in reversed(span.events)}
             if span.finish not in (Finish.STOPPED, Finish.LENGTH) or not first.keys() >= _STAMPS.keys():
                 continue
             stamps = {name: first[kind] for kind, name in _STAMPS.items()}
@@ -132,6 +132,6 @@ def _journeys(parts: Sequence[Telemetry], instances: set[str], joiner: Joiner) -
             yield {
                 **{name: ns + span.unix_minus_mono_ns for name, ns in stamps.items() if ns != MISSING},
                 "prompt_tokens": span.prompt_tokens,
-                "output_tokens": span.marks[-1].output_tokens,
+                "output_tokens": span.events[-1].output_tokens,
                 "engine": engine.number,
             }

@@ -39,7 +39,7 @@ from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger
 from online.transfer import HIDES_HITS
 
-from .sources import fetch_states, find_targets, look_at
+from .sources import fetch_states, find_places, find_targets
 
 
 def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
@@ -50,7 +50,7 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path
     """
     check_learning(config)
     check_targets(out, snapshot)
-    places = [place for path in paths for place in look_at(str(path))]
+    places = [place for path in paths for place in find_places(str(path))]
     chosen, left_out = choose(
         [each if isinstance(each, FleetSource) else examine(each.name, Path(each.name), config) for each in places]
     )
@@ -144,7 +144,7 @@ def choose(read: Sequence[Examined | FleetSource]) -> tuple[list[Examined], list
     for each in newest_first:
         name = each.source.name
         try:
-            ledger.admit(name, each.lineages)
+            ledger.accept(name, each.lineages)
         except StateError as error:
             left_out.append(FleetSource(name, PullOutcome.SAME_ENGINE, str(error).removeprefix(f"{name}: ")))
         else:

@@ -50,12 +50,12 @@ Place = StateSource | FleetSource
 def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[Place]:
     """Every place as of now, without doubles, sorted by name within each source."""
     places: dict[str, Place] = {}
-    for place in (place for source in sources for place in look_at(with_scheme(source), resolve)):
+    for place in (place for source in sources for place in find_places(with_scheme(source), resolve)):
         places.setdefault(place.name, place)
     return list(places.values())
 
 
-def look_at(source: str, resolve: Resolve = addresses_of) -> list[Place]:
+def find_places(source: str, resolve: Resolve = addresses_of) -> list[Place]:
     """The places of one source."""
     try:
         if "://" in source:

@@ -80,7 +80,7 @@ BESIDE_PAGES: Final[Questions] = {"/v1/models": read_models, "/version": read_ve
 QUESTIONS: Final[Questions] = {**BESIDE_PAGES, "/metrics": facts_in}
 
 
-async def ask_who(
+async def request_facts(
     client: HttpClient, url: str, questions: Questions, count: Callable[[PullOutcome], None], token: str = ""
 ) -> Facts:
     """Ask one server who it is: what it answers, of which nothing is left where it answers nothing."""

@@ -104,13 +104,13 @@ class OtlpGrpcReceiver:
         consumer: ExportConsumer,
         *,
         io: IoLoop,
-        grace_s: float,
+        stop_timeout_s: float,
         tls: TlsFiles | None = None,
     ) -> None:
         self.port = 0
         self._config = config
         self._io = io
-        self._grace_s = grace_s
+        self._stop_timeout_s = stop_timeout_s
         self._tls = tls
         self._health = grpc_health.HealthServicer()
         self._handler = _ExportHandler(consumer)
@@ -121,7 +121,7 @@ class OtlpGrpcReceiver:
         self._io.run(self._start())
 
     def stop(self) -> bool:
-        """Health flips, new calls are UNAVAILABLE, calls in flight get ``grace_s`` to finish."""
+        """Health flips, new calls are UNAVAILABLE, calls in flight get ``stop_timeout_s`` to finish."""
         if self._server is not None:
             self._io.run(self._stop(self._server))
         return True
@@ -160,4 +160,4 @@ class OtlpGrpcReceiver:
 
     async def _stop(self, server: grpc.aio.Server) -> None:
         await self._health.enter_graceful_shutdown()
-        await server.stop(self._grace_s)
+        await server.stop(self._stop_timeout_s)

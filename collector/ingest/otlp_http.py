@@ -160,10 +160,12 @@ def make_http_receiver(
     consumer: ExportConsumer,
     *,
     io: IoLoop,
-    grace_s: float,
+    stop_timeout_s: float,
     tls: TlsFiles | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
     handle, context = _ExportHandler(consumer).handle, tls.context() if tls is not None else None
     purpose = "OTLP/HTTP", "listen_http"
-    return HttpServer(parse_endpoint(config.listen_http), handle, purpose, io, grace_s=grace_s, tls=context)
+    return HttpServer(
+        parse_endpoint(config.listen_http), handle, purpose, io, stop_timeout_s=stop_timeout_s, tls=context
+    )

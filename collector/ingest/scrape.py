@@ -38,7 +38,7 @@ from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
 from .access import WatchedFiles
-from .discovery import BESIDE_PAGES, QUESTIONS, Facts, Questions, ask_who
+from .discovery import BESIDE_PAGES, QUESTIONS, Facts, Questions, request_facts
 
 BACKOFF_MAX_S = 30.0
 """Longest pause after failures, where the usual one is not longer."""
@@ -283,7 +283,7 @@ class Scraper:
         return max(interval_s, min(interval_s * 2.0 ** min(last.failures, 20), BACKOFF_MAX_S))
 
     async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
-        answers = await ask_who(self._client, url, questions, partial(self._count, "discovery"), token().strip())
+        answers = await request_facts(self._client, url, questions, partial(self._count, "discovery"), token().strip())
         if answers:
             self._tell(pattern, answers)
         return REFRESH_S

@@ -133,7 +133,7 @@ class ApiQueueing(msgspec.Struct):
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
-        queued = span.marks[0]
+        queued = span.events[0]
         if api.arrived_ns == MISSING or queued.kind is not SpanEventKind.QUEUED or queued.ts_ns < api.arrived_ns:
             return
         self.requests += 1.0

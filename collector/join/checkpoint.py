@@ -23,7 +23,7 @@ from collector.join.pages import PageEngine
 
 from .emitter import Emitter, Scheduling
 from .engine import Engine
-from .events import Marks
+from .events import Watermarks
 from .passes import PassEngine
 
 FRONT_ENDS_MAX = 1024
@@ -142,4 +142,4 @@ class JoinCheckpoint(msgspec.Struct):
 
     emitters: list[EmitterCheckpoint]
     emitter_count: Natural
-    marks: list[tuple[str, Marks]]
+    marks: list[tuple[str, Watermarks]]

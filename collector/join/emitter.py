@@ -158,7 +158,7 @@ class Emitter(abc.ABC):
         return 1.0
 
     @property
-    def unseen(self) -> str:
+    def missing_reason(self) -> str:
         """Why a part of it may be missing although that shows nowhere; empty where nothing speaks for it."""
         return ""
 
@@ -172,12 +172,12 @@ class Emitter(abc.ABC):
         """Whether their servers say nothing else of themselves: model, GPU, version, limits."""
         return other.recording == self.recording and not other.facts.is_another_server(self.facts.known_facts())
 
-    def is_succeeded_by(self, heir: Emitter, late_ns: int) -> bool:
+    def is_replaced_by(self, successor: Emitter, late_ns: int) -> bool:
         """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""
-        if not self.machine or self.machine != heir.machine or self.recording or not heir.begun_unix_ns:
+        if not self.machine or self.machine != successor.machine or self.recording or not successor.begun_unix_ns:
             return False
-        ended_ns, models = self.event_unix_ns, {self.facts.get("model"), heir.facts.get("model")}
-        is_over = ended_ns <= heir.begun_unix_ns and ended_ns < heir.event_unix_ns - late_ns
+        ended_ns, models = self.event_unix_ns, {self.facts.get("model"), successor.facts.get("model")}
+        is_over = ended_ns <= successor.begun_unix_ns and ended_ns < successor.event_unix_ns - late_ns
         return is_over and (None in models or len(models) == 1)
 
 
@@ -207,15 +207,15 @@ def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -
     says it, this one) after the old one's last event, and has gone on for longer than spans may be late. As soon as the
     old one sends again, both are alive; those not heard of since a restart of ours are alive, too.
     """
-    replaced, named = {}, [(heir, name) for name, heirs in by_config.items() for heir in heirs]
-    newest_unix_ns = max((heir.event_unix_ns for heir, _ in named), default=0)
+    replaced, named = {}, [(successor, name) for name, successors in by_config.items() for successor in successors]
+    newest_unix_ns = max((successor.event_unix_ns for successor, _ in named), default=0)
     for old, emitters in by_config.items():
         if any(each.event_unix_ns >= newest_unix_ns - late_ns for each in emitters):
             continue  # asked of all others, one that is alive would cost most
         others = [each for each in named if each[1] != old]
-        found = [[heir for heir in others if each.is_succeeded_by(heir[0], late_ns)] for each in emitters]
+        found = [[successor for successor in others if each.is_replaced_by(successor[0], late_ns)] for each in emitters]
         if all(found):
-            replaced[old] = max(found[-1], key=lambda heir: heir[0].begun_unix_ns)[1]
+            replaced[old] = max(found[-1], key=lambda successor: successor[0].begun_unix_ns)[1]
     return replaced
 
 

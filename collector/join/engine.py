@@ -57,7 +57,7 @@ class Engine(Emitter):
         self._rows: list[TargetRows] = []
         self.steps_seen = self._steps_compared = 0
 
-    def begin_anew(self) -> None:
+    def start_again(self) -> None:
         """The server came back as another one: the facts are known, and no step."""
         self.count(JoinEvent.ENGINE_RESTART)
         self.liveness = Liveness.LIVE
@@ -147,7 +147,7 @@ class Engine(Emitter):
             process = self._process_of(int(steps["unix_ns"][-1]), int(steps["step_id"][-1]))
             process.add_summaries(steps, telemetry.snapshots)
         requests = [
-            self._process_of(span.end_unix_ns, span.marks[-1].step_id).add_request(span) for span in telemetry.core
+            self._process_of(span.end_unix_ns, span.events[-1].step_id).add_request(span) for span in telemetry.core
         ]
         claimed = self._claimed
         if claimed is not None and claimed.event_unix_ns - claimed.first_unix_ns > self._settings.lateness_ns:

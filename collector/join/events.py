@@ -28,12 +28,12 @@ from online import Quality, RowBlock, Target
 
 from .emitter import Emitter, TargetRows
 
-MARKS_MAX = 4096
-"""Emitters whose marks are kept, also after they made room for others: their telemetry may still be in the log."""
+WATERMARKS_MAX = 4096
+"""Emitters whose watermarks are kept, also after they were evicted: their telemetry may still be in the log."""
 _TURN_NS = 1_000_000_000
 """Rows of several engines leave by the second: every piece of an engine's rows has its cost."""
 
-Marks = dict[Target, int]
+Watermarks = dict[Target, int]
 """By target: until when (wall clock ns) rows were emitted."""
 
 
@@ -105,13 +105,13 @@ class RowQueue:
     """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end.
 
     Attributes:
-        marks: until when the rows of each emitter have left, by instance.
+        watermarks: until when the rows of each emitter have left, by instance.
     """
 
-    def __init__(self, settings: Config, marks: Mapping[str, Marks] | None = None) -> None:
-        """``marks``: those of an earlier process, which has emitted what ends by then."""
-        self._settings, self._restored = settings, marks or {}
-        self.marks = OrderedDict((instance, dict(ends)) for instance, ends in self._restored.items())
+    def __init__(self, settings: Config, watermarks: Mapping[str, Watermarks] | None = None) -> None:
+        """``watermarks``: those of an earlier process, which has emitted what ends by then."""
+        self._settings, self._restored = settings, watermarks or {}
+        self.watermarks = OrderedDict((instance, dict(ends)) for instance, ends in self._restored.items())
         self._by_config: dict[str, list[tuple[Target, str, RowBlock]]] = {}
 
     def add(self, config_id: str, emitter: Emitter, rows: Iterable[TargetRows]) -> None:
@@ -153,8 +153,8 @@ class RowQueue:
         out: list[Rows] = []
         for config_id in sorted(self._by_config):
             out += self._take(config_id, watermark_of(awaited[config_id], self._settings))
-        while len(self.marks) > MARKS_MAX:
-            self.marks.popitem(last=False)
+        while len(self.watermarks) > WATERMARKS_MAX:
+            self.watermarks.popitem(last=False)
         return out
 
     def _take(self, config_id: str, until_unix_ns: int | None) -> Iterator[Rows]:
@@ -166,7 +166,7 @@ class RowQueue:
             stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
             if stop:
                 due[target].append((instance, block.slice(0, stop)))
-                marks = self.marks.setdefault(instance, {})
+                marks = self.watermarks.setdefault(instance, {})
                 marks[target] = max(marks.get(target, 0), int(block.end_ns[:stop].max()))
             if stop < rows:
                 later.append((target, instance, block.slice(stop, rows)))

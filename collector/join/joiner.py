@@ -163,7 +163,7 @@ class Joiner:
             return
         engine.liveness = Liveness.OVER
         self.rows.add(old, engine, engine.advance())
-        engine.begin_anew()
+        engine.start_again()
         engine.config_id = new
         self._succeeded.append(ConfigReplaced(old, new))
 
@@ -300,7 +300,7 @@ class Joiner:
 
     def counts_requests_of(self, config_id: str) -> bool:
         """Whether it is known how many requests each of those has whose spans this configuration is learned from."""
-        return all(not each.unseen for each in self.api_processes.values() if each.config_id in ("", config_id))
+        return all(not each.missing_reason for each in self.api_processes.values() if each.config_id in ("", config_id))
 
     def engine_of(self, instance: str, recording: str) -> Emitter | None:
         """The engine that this emitter's steps belong to."""
@@ -355,7 +355,7 @@ class Joiner:
     def to_checkpoint(self) -> dict[str, Any]:
         """What a restart keeps: plain data, see :mod:`collector.join.checkpoint`. Replayed recordings are not kept."""
         kept = [EmitterCheckpoint.of(emitter) for emitter in self.emitters if not emitter.recording]
-        checkpoint = JoinCheckpoint(kept, self._emitter_count, [*self.rows.marks.items()])
+        checkpoint = JoinCheckpoint(kept, self._emitter_count, [*self.rows.watermarks.items()])
         plain: dict[str, Any] = msgspec.to_builtins(checkpoint)
         return plain
 
@@ -365,7 +365,7 @@ class Joiner:
     ) -> Joiner:
         """Begin where an earlier process left off: rows that it emitted are not emitted again.
 
-        A mark that is later than events can be by now is left out: the clock here was set back, and all new rows end
+        A watermark later than events can be by now is left out: the clock here was set back, and all new rows end
         before it.
 
         Raises:

@@ -36,8 +36,8 @@ from .inferred import (
     StepView,
     completed_steps,
     drops,
+    find_residencies,
     project_onto_steps,
-    residencies,
     schedule_starts,
     split_chunks,
     step_features,
@@ -157,7 +157,7 @@ class EngineProcess:
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
         """Add one finished request of this process; it waits for its rows, if it ever ran."""
-        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(residencies(span.marks))
+        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(find_residencies(span.events))
         self.has_journeys = True
         self._record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
@@ -165,8 +165,8 @@ class EngineProcess:
             return None
         start_ns = runs[0].scheduled_ns
         if self._lay(span, runs):
-            self.longest_run_ns = max(self.longest_run_ns, span.marks[-1].ts_ns - start_ns)
-        queued_unix_ns = span.marks[0].ts_ns + offset_ns
+            self.longest_run_ns = max(self.longest_run_ns, span.events[-1].ts_ns - start_ns)
+        queued_unix_ns = span.events[0].ts_ns + offset_ns
         request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_ns + offset_ns)
         heapq.heappush(self.requests, request)
         if len(self.requests) > self._settings.requests_max:

@@ -68,10 +68,10 @@ def request_block(rows: Sequence[RequestRow], engine: int, quality: Quality) -> 
 
 def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> Iterator[tuple[Target, RequestRow]]:
     """Every target this request gives a row for; without ``window``, the queue it met is not remembered."""
-    marks = {mark.kind: mark for mark in reversed(span.marks)}
+    marks = {mark.kind: mark for mark in reversed(span.events)}
     queued = marks.get(SpanEventKind.QUEUED)
     state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
-    raw = (float(span.prompt_tokens), float(span.marks[-1].output_tokens), *state)
+    raw = (float(span.prompt_tokens), float(span.events[-1].output_tokens), *state)
     for target, start_ns, stop_ns in _waits(span, api, window, marks):
         yield target, RequestRow(raw, (stop_ns - start_ns) / 1e3, span.end_unix_ns)
 
@@ -84,7 +84,7 @@ def _waits(
     queued, scheduled, first, finished = map(marks.get, kinds)
     if queued is not None and scheduled is not None:
         yield Target.QUEUE_WAIT, queued.ts_ns, scheduled.ts_ns
-    for before, after in pairwise(span.marks):
+    for before, after in pairwise(span.events):
         if before.kind is SpanEventKind.PREEMPTED and after.kind is SpanEventKind.SCHEDULED:
             yield Target.PREEMPTION_GAP, before.ts_ns, after.ts_ns
     if api is None or api.samples != 1:

@@ -1,7 +1,7 @@
 """Which span has been seen, and which API span belongs to which request.
 
 A retried or duplicated export changes nothing: within the window (ids newer than ``window_ns`` of event time, at most
-``ids_max`` of them per emitter) a span id is admitted once. A span older than everything remembered cannot be told from
+``ids_max`` of them per emitter) a span id is accepted once. A span older than everything remembered cannot be told from
 a repeat and is refused as late. OTLP asks for this: a client that saw no answer sends again (opentelemetry-proto,
 specification, "Duplicate Data").
 
@@ -24,9 +24,9 @@ from .requests import PendingRequest
 REMEMBERED_NS = 600_000_000_000
 """Of event time: an export that is sent again within it changes nothing. Retries of SDKs end after a minute."""
 IDS_MAX = 100_000
-"""Span ids remembered of one sender; a step every 10 ms gives 60,000 in that time."""
-SENDERS_RATIO = 4
-"""Senders whose span ids are remembered, to each engine: itself, its API processes, and who takes its place."""
+"""Span ids remembered of one emitter; a step every 10 ms gives 60,000 in that time."""
+EMITTERS_RATIO = 4
+"""Emitters whose span ids are remembered, to each engine: itself, its API processes, and its successor."""
 
 
 @dataclass(slots=True)
@@ -43,14 +43,14 @@ class SpanWindow:
     """Span ids seen lately, per emitting instance; bounded by age, by ids and by emitters."""
 
     def __init__(self, engines_max: int, window_ns: int = REMEMBERED_NS, ids_max: int = IDS_MAX) -> None:
-        self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, SENDERS_RATIO * engines_max
+        self._window_ns, self._ids_max, self._emitters_max = window_ns, ids_max, EMITTERS_RATIO * engines_max
         self._emitters: OrderedDict[str, EmitterIds] = OrderedDict()
 
     def __len__(self) -> int:
         """Ids remembered, all emitters together."""
         return sum(len(emitter.ids) for emitter in self._emitters.values())
 
-    def admit(self, instance: str, span_id: bytes, end_unix_ns: int) -> Skip | None:
+    def accept(self, instance: str, span_id: bytes, end_unix_ns: int) -> Skip | None:
         """None the first time a span id is seen; else why it is left out."""
         emitter = self._emitters.get(instance)
         if emitter is None:

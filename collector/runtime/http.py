@@ -94,7 +94,7 @@ class HttpServer:
         handle: answers a request.
         purpose: what it serves, and the key of the endpoint, for the sentence that says that it cannot.
         io: the loop.
-        grace_s: how long a response may still take when the server stops.
+        stop_timeout_s: how long a response may still take when the server stops.
         tls: None serves in the clear.
     """
 
@@ -105,14 +105,14 @@ class HttpServer:
         purpose: tuple[str, str],
         io: IoLoop,
         *,
-        grace_s: float = 1.0,
+        stop_timeout_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.port = 0
         self._endpoint = endpoint
         self._handle = handle
         self._purpose = purpose
-        self._grace_s = grace_s
+        self._stop_timeout_s = stop_timeout_s
         self._tls = tls
         self._io = io
         self._options: dict[str, Any] = {
@@ -134,7 +134,7 @@ class HttpServer:
         self._io.run(self._start())
 
     def stop(self) -> bool:
-        """No new connections, idle ones close, responses under way get ``grace_s``."""
+        """No new connections, idle ones close, responses under way get ``stop_timeout_s``."""
         if self._server is not None:
             self._io.run(self._stop(self._server))
             self._server = None
@@ -157,7 +157,7 @@ class HttpServer:
         """Accept nobody first; close every connection then, also one whose client does not read what it asked for."""
         await end_tasks(self._accepting)
         server.pre_shutdown()
-        await server.shutdown(self._grace_s)
+        await server.shutdown(self._stop_timeout_s)
         await end_tasks([each.serving for each in self._places])
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:

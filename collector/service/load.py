@@ -139,13 +139,13 @@ class _Process:
 
     def add_core(self, span: CoreSpan) -> None:
         """A request by its marks, if it was queued, had a first token and finished."""
-        at_ns = {mark.kind: mark.ts_ns for mark in reversed(span.marks)}  # the first of each kind
+        at_ns = {mark.kind: mark.ts_ns for mark in reversed(span.events)}  # the first of each kind
         kinds = (SpanEventKind.QUEUED, SpanEventKind.FIRST_TOKEN, SpanEventKind.FINISHED)
         if all(kind in at_ns for kind in kinds):
             queued_ns, first_ns, finished_ns = (at_ns[kind] for kind in kinds)
             queue_s = (at_ns.get(SpanEventKind.SCHEDULED, queued_ns) - queued_ns) / 1e9
             times_s = queue_s, (first_ns - queued_ns) / 1e9, (finished_ns - first_ns) / 1e9
-            self._add_asked(span.end_unix_ns, (span.prompt_tokens, span.marks[-1].output_tokens, 0), times_s)
+            self._add_asked(span.end_unix_ns, (span.prompt_tokens, span.events[-1].output_tokens, 0), times_s)
 
     def add_request(self, span: RequestSpan) -> None:
         """A request that its span tells; its time in the API process is left out where queue and prefill are told."""

@@ -151,7 +151,7 @@ class Pipeline:
             self._load.record_page(page)
             joiner.add_page(page)
         joiner.add_passes(passes)
-        for telemetry in decode_exports(exports, self._spans.admit, self._counts):
+        for telemetry in decode_exports(exports, self._spans.accept, self._counts):
             self._warn_of_skew(telemetry)
             self._load.record(telemetry)
             if is_logged:
@@ -342,7 +342,7 @@ class Pipeline:
             quarantined=self._quarantined.get(config_id, ""),
             doubts=[
                 *filter(None, [unknown_experts(facts)]),
-                *doubts_of(shares, {emitter.unseen for emitter in heard if emitter.unseen}),
+                *doubts_of(shares, {emitter.missing_reason for emitter in heard if emitter.missing_reason}),
                 *(doubt for name in doubted if name in targets for doubt in targets[name].doubts),
             ],
             prefix_hits_hidden=hidden,

@@ -113,7 +113,7 @@ class Decode(Parser):
 
     def parse(self, data):
         counts, exports = Counts(), [Export(each, "peer", "grpc", 1) for each in (data, self.good)]
-        *_, good = decode_exports(exports, SpanWindow(64).admit, counts)
+        *_, good = decode_exports(exports, SpanWindow(64).accept, counts)
         assert good.steps["step_id"].tolist() == [9]
         return counts[table.DECODED_EVENTS, table.ACCEPTED] > 1 + len(self.guides)
 

@@ -119,8 +119,8 @@ def pages_of_a_slower_server(
         blocks.append(dataclasses.replace(now, end_ns=now.end_ns + later_ns))
         for span in _requests(name):
             ahead_ns = span.unix_minus_mono_ns
-            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.marks], rows.end_ns, now.end_ns) + later_ns
-            stamped = zip(span.marks, at_ns, strict=True)
+            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.events], rows.end_ns, now.end_ns) + later_ns
+            stamped = zip(span.events, at_ns, strict=True)
             marks = tuple(msgspec.structs.replace(mark, ts_ns=int(at) - ahead_ns) for mark, at in stamped)
             spans.append(msgspec.structs.replace(span, marks=marks))
         later_ns += int(now.end_ns[-1] - rows.end_ns[0]) + PAUSE_NS

@@ -61,9 +61,9 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
     first_ns, first_prompt, done_ns, done_prompt, done_output, in_ns, out_ns = [], [], [], [], [], [], []
     for span in spans:
         marks = {}
-        for mark in span.marks:
+        for mark in span.events:
             marks.setdefault(mark.kind, mark.ts_ns + span.unix_minus_mono_ns)
-        last_ns = span.marks[-1].ts_ns + span.unix_minus_mono_ns
+        last_ns = span.events[-1].ts_ns + span.unix_minus_mono_ns
         if SpanEventKind.SCHEDULED not in marks:
             continue
         in_ns.append(marks[SpanEventKind.SCHEDULED])
@@ -74,7 +74,7 @@ def pages_of(spans: Iterable[CoreSpan], rows: RowBlock, every_s: float) -> list[
             if span.finish in _NATURAL:
                 done_ns.append(last_ns)
                 done_prompt.append(span.prompt_tokens)
-                done_output.append(span.marks[-1].output_tokens)
+                done_output.append(span.events[-1].output_tokens)
 
     order = np.sort(end_ns)
 

@@ -88,7 +88,7 @@ def served_in(recording: str, copies: int = 1) -> list[Served]:
     for message in messages(otlp_file(recording)):
         for telemetry in telemetry_in(message):
             for core in telemetry.core:
-                at_ns = {mark.kind: mark.ts_ns for mark in core.marks}
+                at_ns = {mark.kind: mark.ts_ns for mark in core.events}
                 if core.finish not in (Finish.STOPPED, Finish.LENGTH) or SpanEventKind.QUEUED not in at_ns:
                     continue
                 queued_ns, scheduled_ns = at_ns[SpanEventKind.QUEUED], at_ns[SpanEventKind.SCHEDULED]
@@ -96,7 +96,7 @@ def served_in(recording: str, copies: int = 1) -> list[Served]:
                 found[core.span_id] = Served(
                     queued_ns + core.unix_minus_mono_ns,
                     core.prompt_tokens,
-                    core.marks[-1].output_tokens,
+                    core.events[-1].output_tokens,
                     scheduled_ns - queued_ns,
                     first_ns - scheduled_ns,
                     first_ns - queued_ns,

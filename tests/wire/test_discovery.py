@@ -8,7 +8,7 @@ import pytest
 from collector.config import Config
 from collector.decode.pages import facts_in
 from collector.identity.resolver import ConfigResolver, EngineFacts
-from collector.ingest.discovery import BODY_BYTES_MAX, QUESTIONS, ask_who, read_models, read_version
+from collector.ingest.discovery import BODY_BYTES_MAX, QUESTIONS, read_models, read_version, request_facts
 from collector.ingest.scrape import Scraper
 from collector.runtime import Clock, IoLoop
 from collector.runtime.http import HttpClient
@@ -38,7 +38,7 @@ def ask(port, timeout_s=60.0):
     async def asked():
         client = HttpClient(timeout_s)
         try:
-            return await ask_who(
+            return await request_facts(
                 client, f"http://127.0.0.1:{port}", QUESTIONS, lambda outcome: outcomes.update([outcome])
             )
         finally:

@@ -64,8 +64,8 @@ class Receivers:
         self.consumer = ExportConsumer(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
         self.io = IoLoop()
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)
-        self.grpc = OtlpGrpcReceiver(config, self.consumer, io=self.io, grace_s=0.5)
-        self.http = make_http_receiver(config, self.consumer, io=self.io, grace_s=0)
+        self.grpc = OtlpGrpcReceiver(config, self.consumer, io=self.io, stop_timeout_s=0.5)
+        self.http = make_http_receiver(config, self.consumer, io=self.io, stop_timeout_s=0)
 
     def fill(self):
         """There is no room."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .calibration import EngineCalibration, Sums
-from .journeys import NATURAL, Chunks, Residency, project_onto_steps, residencies, split_chunks, waiting_steps
+from .journeys import NATURAL, Chunks, Residency, find_residencies, project_onto_steps, split_chunks, waiting_steps
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
@@ -24,8 +24,8 @@ __all__ = [
     "completed_steps",
     "doubts_of",
     "drops",
+    "find_residencies",
     "project_onto_steps",
-    "residencies",
     "schedule_starts",
     "split_chunks",
     "step_features",

@@ -53,10 +53,10 @@ class Residency:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def project_onto_steps(span: CoreSpan, window: StepWindow, runs: Sequence[Residency]) -> list[Chunks]:
-    """Add the request to the columns of the steps of its runs, which are reachable; its multi-step prefills."""
+def project_onto_steps(span: CoreSpan, window: StepWindow, residencies: Sequence[Residency]) -> list[Chunks]:
+    """Add the request to the columns of its steps, all of which the window holds; return its multi-step prefills."""
     chunks = []
-    for run in runs:
+    for run in residencies:
         if run.outputs == 0:
             chunks += _lay_prefill(run, span.prompt_tokens, window)
         else:
@@ -68,9 +68,9 @@ def project_onto_steps(span: CoreSpan, window: StepWindow, runs: Sequence[Reside
 
 def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     """Steps that ran while the request waited for the first time: first, and one past the last."""
-    queued = span.marks[0]
+    queued = span.events[0]
     stop = queued.step_id
-    for mark in span.marks:
+    for mark in span.events:
         if mark.kind is SpanEventKind.SCHEDULED:
             stop = mark.step_id
             break
@@ -78,24 +78,24 @@ def waiting_steps(span: CoreSpan) -> tuple[int, int]:
     return min(first, stop), stop
 
 
-def residencies(marks: tuple[SpanEvent, ...]) -> Iterator[Residency]:
+def find_residencies(events: tuple[SpanEvent, ...]) -> Iterator[Residency]:
     """Spans of steps in which the request ran, from SCHEDULED to PREEMPTED or FINISHED."""
     scheduled: SpanEvent | None = None
     first_token: SpanEvent | None = None
-    for mark in marks:
-        if mark.kind is SpanEventKind.SCHEDULED:
-            scheduled, first_token = mark, None
-        elif mark.kind is SpanEventKind.FIRST_TOKEN:
-            first_token = mark
-        elif scheduled is not None and mark.kind in (SpanEventKind.PREEMPTED, SpanEventKind.FINISHED):
-            last = mark.step_id - (mark.kind is SpanEventKind.PREEMPTED)
+    for event in events:
+        if event.kind is SpanEventKind.SCHEDULED:
+            scheduled, first_token = event, None
+        elif event.kind is SpanEventKind.FIRST_TOKEN:
+            first_token = event
+        elif scheduled is not None and event.kind in (SpanEventKind.PREEMPTED, SpanEventKind.FINISHED):
+            last = event.step_id - (event.kind is SpanEventKind.PREEMPTED)
             if last >= scheduled.step_id:
                 yield Residency(
                     scheduled.step_id,
                     last,
                     scheduled.ts_ns,
                     scheduled.output_tokens,
-                    mark.output_tokens,
+                    event.output_tokens,
                     first_token.step_id if first_token is not None else None,
                 )
             scheduled = None
@@ -153,7 +153,7 @@ def _lay_waiting(span: CoreSpan, window: StepWindow) -> None:
 def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
     """Keep the newest end stamp and the oldest SCHEDULED stamp of each step: the ones nearest to its boundaries."""
     cells, ends_naturally = window.rebuilt, span.finish in NATURAL
-    for mark in span.marks:
+    for mark in span.events:
         kind, ts_ns, index = mark.kind, mark.ts_ns, mark.step_id - window.base
         if not 0 <= index < window.size:
             continue  # a stamp of a step the request was not part of: aborts while preempted, impossible journeys

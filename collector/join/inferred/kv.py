@@ -35,8 +35,8 @@ _SAME_PROCESS_NS = 60_000_000_000
 class KvTimeline:
     """What one publisher told, in order of time; bounded by count and by age."""
 
-    def __init__(self, grace_ns: int) -> None:
-        self._grace_ns = grace_ns
+    def __init__(self, lateness_ns: int) -> None:
+        self._lateness_ns = lateness_ns
         self._newest = (0, 0)
         """(time, sequence) of its latest batch."""
         self._moves: list[tuple[int, int, int, float]] = []
@@ -56,7 +56,7 @@ class KvTimeline:
             return Skip.DUPLICATE if place == newest else Skip.LATE
         self._newest = place
         if not before_ns:
-            self._gaps.append((0, ts_ns + self._grace_ns))
+            self._gaps.append((0, ts_ns + self._lateness_ns))
         elif seq > before + 1:
             self._gaps.append((before_ns, ts_ns))
         self.block_size = self.block_size or batch.block_size

@@ -145,7 +145,7 @@ class ApiProcess(Emitter):
         return self.counted_share if self.is_counted else self.sampling.share
 
     @property
-    def unseen(self) -> str:
+    def missing_reason(self) -> str:
         """Why a part of its requests may be missing; empty where a page counts them, or the operator knows of all."""
         return "" if self.is_counted or self.facts.get("trace_sampling") == 1 else UNCOUNTED
 

@@ -66,11 +66,11 @@ class TraceSampling:
         self._numbers.append((low / 2**64, 1.0 - low % 2**56 / 2**56))
 
 
-def doubts_of(shares: Collection[float | None], unseen: Collection[str]) -> list[str]:
+def doubts_of(shares: Collection[float | None], missing_reasons: Collection[str]) -> list[str]:
     """Why nothing that was learned from emitters which send such shares of their spans should be used.
 
-    ``unseen``: why a part of the requests may be missing although it shows in no span: spans that seem whole may be one
-    in a hundred. The first requests of one more process say nothing against what others tell.
+    ``missing_reasons``: why requests may be missing although no span shows it. Spans that seem complete may be one in a
+    hundred. The first requests of a new process do not contradict the other processes.
     """
     known = [share for share in shares if share is not None]
     doubts = []
@@ -81,4 +81,4 @@ def doubts_of(shares: Collection[float | None], unseen: Collection[str]) -> list
         doubts.append(f"{sampled}; send all spans or let tracefit scrape the page")
     if len(known) < len(shares) and len(known) == len(rates):
         doubts.append(_TOO_FEW_TRACES)
-    return doubts or sorted(unseen)
+    return doubts or sorted(missing_reasons)

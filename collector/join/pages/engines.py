@@ -1,9 +1,9 @@
 """Engines known by their pages: one per server and ``engine`` label, who else tells of them, and how much arrives.
 
 Where an engine sends its steps, or its requests, the page teaches facts only: what it counts is the yardstick for how
-much of the telemetry arrived, steps heard of against steps that its page counted.
+much of the telemetry arrived, steps received against steps that its page counted.
 
-    ratio = (heard(t) - heard(t0)) / (counted(t) - counted(t0))       t: event time of the newest step heard of
+    ratio = (received(t) - received(t0)) / (counted(t) - counted(t0))    t: event time of the newest step received
 
 Telemetry trails the page by seconds, so the page's count is taken back at t, between the two scrapes around it; a step
 that several front ends count is one. Begins again after 4,096 steps, and when the counter falls. Steps of nothing but
@@ -45,7 +45,7 @@ class Completeness:
     ratio: float | None = None
     _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SCRAPES_MAX))
     _since: tuple[float, int] | None = None
-    """Counted and heard at the begin."""
+    """Counted and received at the begin."""
 
     def count(self, unix_ns: int, steps: float) -> None:
         """Add one scrape of the page to what it counted."""
@@ -54,19 +54,19 @@ class Completeness:
             self._since = self.ratio = None
         self._counted.append((unix_ns, steps))
 
-    def record(self, heard: int, at_ns: int) -> None:
-        """Compare with what telemetry has told of until then."""
+    def record(self, received: int, at_ns: int) -> None:
+        """Compare the page's counter with the steps, or requests, received until ``at_ns``."""
         if not self._counted or not self._counted[0][0] <= at_ns <= self._counted[-1][0]:
             return
         times, counts = np.array(self._counted).T
         counted = float(np.interp(at_ns, times, counts))
-        if self._since is None or heard < self._since[1]:
-            self._since = (counted, heard)
+        if self._since is None or received < self._since[1]:
+            self._since = (counted, received)
         steps = counted - self._since[0]
         if steps >= _STEPS_MIN:
-            self.ratio = min((heard - self._since[1]) / steps, 1.0)
+            self.ratio = min((received - self._since[1]) / steps, 1.0)
         if steps >= _STEPS_MAX:
-            self._since = (counted, heard)
+            self._since = (counted, received)
 
 
 class PageEngine(Emitter):
@@ -124,7 +124,7 @@ class PageEngine(Emitter):
             rows.clear()
         return found
 
-    def defer_to(self, emitters: Sequence[Sender]) -> None:
+    def defer_to(self, emitters: Sequence[TelemetrySource]) -> None:
         """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
         known = sum(len(rows) for target, rows in self.advance() if target is Target.STEP_TIME)
         self.count(RowDrop.KNOWN_FROM_STEPS, known)
@@ -145,7 +145,7 @@ class PageEngine(Emitter):
         return hits / prompts if 0.0 <= hits <= prompts and prompts > 0.0 else None
 
 
-Sender = Engine | ApiProcess | PassEngine
+TelemetrySource = Engine | ApiProcess | PassEngine
 
 
 class PageEngines:
@@ -161,13 +161,13 @@ class PageEngines:
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
-    def preferred_sources(self, page: PageEngine, senders: Sequence[Sender]) -> list[Sender]:
+    def preferred_sources(self, page: PageEngine, sources: Sequence[TelemetrySource]) -> list[TelemetrySource]:
         """The emitters of the same engine that tell more than its page.
 
         The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
         cannot be told apart, and both are left to the telemetry.
         """
-        others = [sender for sender in senders if sender.recording == page.recording]
+        others = [source for source in sources if source.recording == page.recording]
         servers = {each.server for each in self.by_key.values() if each.recording == page.recording} if others else {}
         return [each for each in others if len(servers) == 1 or (page.host and page.host in each.instance)]
 
@@ -193,16 +193,16 @@ class PageEngines:
             process.is_counted, process.hit_ratio = process.event_unix_ns <= counted_ns, hit_ratio
             process.counted_share = None if spans.ratio is None or told is None else min(spans.ratio, told)
 
-    def has_page_of(self, sender: Sender) -> bool:
+    def has_page_of(self, source: TelemetrySource) -> bool:
         """Whether there is a page of the server that this emitter belongs to."""
-        return bool(self._pages_of(sender))
+        return bool(self._pages_of(source))
 
-    def counts_requests_of(self, sender: Sender) -> bool:
-        """Whether a page says how many of a sender's requests there are."""
-        return any(self._counts_requests(page) for page in self._pages_of(sender))
+    def counts_requests_of(self, source: TelemetrySource) -> bool:
+        """Whether a page says how many of a source's requests there are."""
+        return any(self._counts_requests(page) for page in self._pages_of(source))
 
-    def _pages_of(self, sender: Sender) -> list[PageEngine]:
-        return [page for page in self.by_key.values() if self.preferred_sources(page, [sender])]
+    def _pages_of(self, source: TelemetrySource) -> list[PageEngine]:
+        return [page for page in self.by_key.values() if self.preferred_sources(page, [source])]
 
     def _counts_requests(self, page: PageEngine) -> bool:
         """Of ranks that share a page each counts its own, and nobody knows whose a span is."""

@@ -72,7 +72,7 @@ def test_what_an_event_lacks_is_not_put_into_it():
 def test_a_core_span_becomes_its_marks_in_order(run):
     job = run.jobs[0]
     (core,) = decoded(Piece("e", CORE_SCOPE, core_span(run, job))).core
-    assert [(m.kind.name, m.step_id, m.ts_ns, m.output_tokens) for m in core.marks] == job.marks
+    assert [(m.kind.name, m.step_id, m.ts_ns, m.output_tokens) for m in core.events] == job.marks
     assert core.prompt_tokens == 700
     assert core.finish is Finish.LENGTH
     assert core.unix_minus_mono_ns == run.offset_ns
@@ -125,7 +125,7 @@ def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_i
     payloads = (good[0], good[1][:-3], b"", broken_event, no_text, good[1], good[1], good[2] + good[3])
     exports = [Export(payload, f"peer-{number}", "grpc", 3) for number, payload in enumerate(payloads)]
     counts = Counts()
-    told = decode_exports(exports, SpanWindow(64).admit, counts)
+    told = decode_exports(exports, SpanWindow(64).accept, counts)
     assert [(one.peer, len(one.steps)) for one in told] == [
         ("peer-0", 70),
         ("peer-5", 70),

@@ -26,7 +26,7 @@ def drains(exports, join: Config | None = None) -> list[list[Event]]:
     joiner, spans = Joiner(join or Config()), SpanWindow(64)
     events = []
     for export in exports:
-        for telemetry in decode_exports([export], spans.admit, Counts()):
+        for telemetry in decode_exports([export], spans.accept, Counts()):
             joiner.add(telemetry)
         events.append(joiner.drain())
     return [*events, joiner.drain(flush=True)]

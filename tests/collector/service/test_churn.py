@@ -41,8 +41,8 @@ def generation(pipeline, number):
 
 def test_what_is_held_does_not_grow_with_the_processes_ever_seen(monkeypatch):
     monkeypatch.setattr("online.bank.ENGINES_MAX", 4)
-    monkeypatch.setattr("collector.join.spans.SENDERS_RATIO", 1)
-    monkeypatch.setattr("collector.join.events.MARKS_MAX", 8)
+    monkeypatch.setattr("collector.join.spans.EMITTERS_RATIO", 1)
+    monkeypatch.setattr("collector.join.events.WATERMARKS_MAX", 8)
     pipeline = Pipeline(SETTINGS)
     met, held = Counts(), []
     for number in range(30):

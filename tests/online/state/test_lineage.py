@@ -53,10 +53,10 @@ def test_rows_of_one_engine_are_one_span_until_it_is_silent_for_ten_minutes():
 def test_states_share_rows_where_spans_of_one_engine_overlap(mine, theirs, common):
     for one, other in ((mine, theirs), (theirs, mine)):
         ledger = LineageLedger()
-        ledger.admit("monday.bin", {"c": lineage(**one)})
-        ledger.admit("elsewhere.bin", {"d": lineage(**other)})
+        ledger.accept("monday.bin", {"c": lineage(**one)})
+        ledger.accept("elsewhere.bin", {"d": lineage(**other)})
         with pytest.raises(StateError, match=SENTENCE) if common else nullcontext():
-            ledger.admit("tuesday.bin", {"c": lineage(**other)})
+            ledger.accept("tuesday.bin", {"c": lineage(**other)})
 
 
 def test_what_was_merged_before_is_known_afterwards_in_any_order():
@@ -69,10 +69,10 @@ def test_what_was_merged_before_is_known_afterwards_in_any_order():
         sums.append(whole.engines)
     assert all(each == sums[0] for each in sums)
     ledger = LineageLedger()
-    ledger.admit("merged.bin", {"c": whole})
+    ledger.accept("merged.bin", {"c": whole})
     for part in parts:
         with pytest.raises(StateError, match=r"merged\.bin"):
-            ledger.admit("part.bin", {"c": part})
+            ledger.accept("part.bin", {"c": part})
 
 
 def test_it_is_bounded_in_engines_and_in_spans(monkeypatch):

@@ -121,5 +121,7 @@ class Telemetry(msgspec.Struct):
     """The file that it is from, in a replay."""
     arrived_unix_ns: int = 0
     """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
+    latest_unix_ns: int = words.UNIX_MAX
+    """Until when it may have happened."""
     too_new_unix_ns: int = 0
     """Newest time that was left out because it lies ahead of the arrival; 0: none."""

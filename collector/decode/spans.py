@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -152,12 +152,6 @@ _LACKS: Final = {
 }
 
 
-def request_attributes(span: Any) -> dict[str, Value]:
-    """The attributes of a finished request; empty if the span has none."""
-    attributes = words.scalars(span.attributes, words.REQUEST_ATTRIBUTES)
-    return {} if attributes.keys() <= words.MODELS.keys() else attributes
-
-
 def request_span(span: Any, attributes: Mapping[str, Value]) -> RequestSpan:
     """A finished request out of its attributes; raises RejectedError with the reason it cannot be used."""
     values: dict[str, Any] = {}
@@ -247,10 +241,14 @@ class _Reader:
 
     def finish(self) -> list[Telemetry]:
         """Everything usable that was read."""
-        for telemetry, steps in self._by_owner(words.SUMMARY_EVENT):
-            telemetry.steps = steps
-        for telemetry, snapshots in self._by_owner(words.SNAPSHOT_EVENT):
-            telemetry.snapshots = snapshots
+        for name, field in ((words.SUMMARY_EVENT, "steps"), (words.SNAPSHOT_EVENT, "snapshots")):
+            if self._events[name][0]:
+                self._read_events(name)
+            if self._columns[name]:
+                owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
+                order = np.argsort(owners, kind="stable")
+                for own in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
+                    setattr(self._telemetry[owners[own[0]]], field, rows[own])
         return self._telemetry
 
     def _add(self, number: int, scope: str, span: Any) -> None:
@@ -275,12 +273,13 @@ class _Reader:
             elif (scope, span.name) == (words.API_SCOPE, words.API_SPAN):
                 self._check(telemetry, span)
                 telemetry.api.append(api_span(span, counts))
-            elif attributes := request_attributes(span):
+            else:
+                attributes = words.scalars(span.attributes, words.REQUEST_ATTRIBUTES)
+                if attributes.keys() <= words.MODELS.keys():
+                    raise RejectedError(Skip.UNKNOWN_SCOPE)
                 self._check(telemetry, span)
                 telemetry.requests.append(request_span(span, attributes))
                 counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
-            else:
-                raise RejectedError(Skip.UNKNOWN_SCOPE)
         except RejectedError as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
             counts[table.DECODED_EVENTS, rejected.reason] += events
@@ -308,7 +307,7 @@ class _Reader:
         events, owners = self._events[name]
         if name == words.SUMMARY_EVENT:
             places, own = np.unique(owners, return_inverse=True)
-            latest = np.array([latest_unix_ns(self._telemetry[place].arrived_unix_ns) for place in places])
+            latest = np.array([self._telemetry[place].latest_unix_ns for place in places])
             rows, fates = _summaries(events, latest[own])
         else:
             rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
@@ -318,17 +317,6 @@ class _Reader:
         self._columns[name].append((np.array(owners)[accepted], rows[accepted]))
         events.clear()
         owners.clear()
-
-    def _by_owner(self, name: str) -> Iterator[tuple[Telemetry, NDArray[np.void]]]:
-        """The rows of all events of one name, in their order, by whose they are."""
-        if self._events[name][0]:
-            self._read_events(name)
-        if not self._columns[name]:
-            return
-        owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
-        order = np.argsort(owners, kind="stable")
-        for part in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
-            yield self._telemetry[owners[part[0]]], rows[part]
 
 
 def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tuple[StepColumns, NDArray[np.object_]]:
@@ -353,32 +341,28 @@ def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tupl
 
 def _check_time(telemetry: Telemetry, unix_ns: int) -> None:
     """Raises RejectedError where a time is out of range; the newest one ahead is remembered."""
-    latest = latest_unix_ns(telemetry.arrived_unix_ns)
-    if not words.UNIX_MIN <= unix_ns <= latest:
-        if unix_ns > latest:
+    if not words.UNIX_MIN <= unix_ns <= telemetry.latest_unix_ns:
+        if unix_ns > telemetry.latest_unix_ns:
             telemetry.too_new_unix_ns = max(telemetry.too_new_unix_ns, unix_ns)
         raise RejectedError(Skip.OUT_OF_RANGE)
 
 
 def _resource(attributes: Any, export: Export) -> Telemetry:
-    """What a resource says of itself."""
+    """What a resource says of itself; facts are strings of bounded length.
+
+    The role of a server is in the name of its service, unless a fact names it.
+    """
     named = sorted([key for key in attributes if key.startswith(words.FACT_PREFIX)])[: words.FACTS_MAX]
     values = words.scalars(attributes, (words.INSTANCE, words.POD, words.SERVICE, words.HOST, words.GPU_NAME, *named))
+    _, _, role = str(values.get(words.SERVICE, "")).rpartition("-")
+    facts = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
+    facts |= {key: str(values[key])[: words.FACT_LENGTH_MAX] for key in (words.GPU_NAME, *named) if key in values}
     return Telemetry(
         instance=words.instance_of(values, export.peer),
-        facts=_facts(values, (words.GPU_NAME, *named)),
+        facts=facts,
         host=str(values.get(words.HOST, ""))[: words.FACT_LENGTH_MAX],
         peer=export.peer,
         recording=export.recording,
         arrived_unix_ns=export.arrived_unix_ns,
+        latest_unix_ns=latest_unix_ns(export.arrived_unix_ns),
     )
-
-
-def _facts(values: Mapping[str, Value], keys: Iterable[str]) -> dict[str, str]:
-    """Configuration facts of a resource: those of these keys, as strings of bounded length.
-
-    The role of a server is in the name of its service, unless a fact names it.
-    """
-    _, _, role = str(values.get(words.SERVICE, "")).rpartition("-")
-    facts = {words.FACT_PREFIX + "role": role} if role in words.ROLES else {}
-    return facts | {key: str(values[key])[: words.FACT_LENGTH_MAX] for key in keys if key in values}

@@ -52,7 +52,7 @@ class Engine(Emitter):
     def _begin(self) -> None:
         self.api_queueing = ApiQueueing()
         self.calibration = EngineCalibration(self.facts)
-        self.process = self._new_process()
+        self.process = EngineProcess(self._settings, self, self.calibration)
         self._claimed: EngineProcess | None = None
         self._rows: list[TargetRows] = []
         self.steps_seen = self._steps_compared = 0
@@ -154,9 +154,6 @@ class Engine(Emitter):
             self._accept(claimed)
         return [request for request in requests if request is not None]
 
-    def _new_process(self) -> EngineProcess:
-        return EngineProcess(self._settings, self, self.calibration)
-
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
         """The process in which step ids and wall clock grow together; a new one beside it where there is none."""
         claimed, goes_on = self._claimed, self._goes_on(self.process, unix_ns, step)
@@ -168,7 +165,7 @@ class Engine(Emitter):
                 self._give_up(claimed)
         if goes_on:
             return self.process
-        self._claimed = self._new_process()
+        self._claimed = EngineProcess(self._settings, self, self.calibration)
         return self._claimed
 
     def _goes_on(self, process: EngineProcess, unix_ns: int, step: int) -> bool:

@@ -91,11 +91,6 @@ class Joiner:
             if engine is not None:
                 self._add_steps(engine, telemetry)
 
-    def _engines_beside(self, process: ApiProcess) -> list[Engine | PassEngine]:
-        """Engines that may be its server, and tell how long its steps take."""
-        engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
-        return [engine for engine in engines if engine.times_steps and process.is_same_server(engine)]
-
     def _emitter_for(
         self, kind: type[E], key: Key, arrived_unix_ns: int, telemetry: Telemetry | None = None
     ) -> E | None:
@@ -250,9 +245,10 @@ class Joiner:
 
         Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
         """
-        beside = self._engines_beside(process)
+        engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
+        beside = [engine for engine in engines if engine.times_steps and process.is_same_server(engine)]
         configs = sorted({engine.config_id for engine in beside})
-        by_page = not process.is_whole and self.pages.has_page_of(process)
+        by_page = not process.is_whole and bool(self.pages.pages_of(process))
         if not (configs or by_page):
             self._advance(process)
             return
@@ -306,10 +302,6 @@ class Joiner:
         """The engine that this emitter's steps belong to."""
         engine = self.engines.get((recording, instance))
         return engine and (engine.duplicate_of or engine)
-
-    def config_ids(self) -> list[str]:
-        """Configurations of the emitters held."""
-        return sorted({emitter.config_id for emitter in self.emitters} - {""})
 
     def emitters_by_config(self) -> dict[str, list[Emitter]]:
         """Emitters of each configuration in order of appearance, but for doubles."""

@@ -32,7 +32,6 @@ from .inferred import (
     Chunks,
     EngineCalibration,
     KvTimeline,
-    Residency,
     StepView,
     completed_steps,
     drops,
@@ -164,33 +163,31 @@ class EngineProcess:
             engine.count(JoinEvent.UNMATCHED)
             return None
         start_ns = runs[0].scheduled_ns
-        if self._lay(span, runs):
+        first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
+        held = last - first < steps_max
+        if held:
+            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_step)
+            held = first >= self.window.base  # else its steps have been let go of
+        if not held or (first < self.emitted_step and not self.is_exact):
+            engine.count(JoinEvent.JOURNEY_LATE)
+        if held:
+            self._chunks += project_onto_steps(span, self.window, runs)
             self.longest_run_ns = max(self.longest_run_ns, span.events[-1].ts_ns - start_ns)
         queued_unix_ns = span.events[0].ts_ns + offset_ns
-        request = PendingRequest(span, runs[-1].last_step, queued_unix_ns, start_ns + offset_ns)
+        request = PendingRequest(span, last, queued_unix_ns, start_ns + offset_ns)
         heapq.heappush(self.requests, request)
         if len(self.requests) > self._settings.requests_max:
             heapq.heappop(self.requests)
             engine.count(JoinEvent.OPEN_REQUESTS_EVICTED)
         return request
 
-    def _lay(self, span: CoreSpan, runs: tuple[Residency, ...]) -> bool:
-        """Lay a request over its steps; False where they have been let go of, or are too many."""
-        first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
-        held = last - first < steps_max
-        if held:
-            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_step)
-            held = first >= self.window.base
-        if not held or (first < self.emitted_step and not self.is_exact):
-            self._engine.count(JoinEvent.JOURNEY_LATE)
-        if held:
-            self._chunks += project_onto_steps(span, self.window, runs)
-        return held
-
     # --- out --------------------------------------------------------------------------------------------------------
 
     def advance(self, liveness: Liveness) -> list[TargetRows]:
-        """Pass every final step and return the rows; of an idle engine, what only more can complete is kept."""
+        """Pass every final step, return the rows and drop the steps behind them.
+
+        Of an idle engine, what only more can complete is kept.
+        """
         self._pass_steps(liveness)
         rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=liveness > 0)
         out = [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
@@ -198,7 +195,12 @@ class EngineProcess:
         self._rows, self._schedule_rows = [], []
         if self.warm_up.over:
             out += self._request_rows(liveness)
-        self._forget_steps()
+        if self.emitted_step:
+            # with journeys, only those older than the timeout; requests that wait look back at the queue they met
+            horizon_ns = self.event_unix_ns
+            if self.has_journeys:
+                horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
+            self.window.forget_until(horizon_ns, self.emitted_step - _STEPS_BEFORE)
         return out
 
     def _pass_steps(self, liveness: Liveness) -> None:
@@ -394,18 +396,6 @@ class EngineProcess:
         """Let go of steps whose rows have left, and of the memory that they and others took."""
         if self.emitted_step:
             self.window.hold(max(self.emitted_step - _STEPS_BEFORE, self.window.base), self.window.newest_step)
-
-    def _forget_steps(self) -> None:
-        """Drop steps whose rows have left; with journeys, only those older than the timeout.
-
-        Requests that still wait look back at the queue they met.
-        """
-        if not self.emitted_step:
-            return
-        horizon_ns = self.event_unix_ns
-        if self.has_journeys:
-            horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
-        self.window.forget_until(horizon_ns, self.emitted_step - _STEPS_BEFORE)
 
 
 def _leading(mask: Mask) -> int:

@@ -107,10 +107,8 @@ class Pipeline:
     @property
     def has_prior_prediction(self) -> bool:
         """Whether something is to be said without rows: a data sheet's word, a sampler's, or that a learner failed."""
-        prior_prediction = (
-            self._bank.prior_prediction(config_id) is not None for config_id in self.joiner.config_ids()
-        )
-        return self.joiner.processes_sampled > 0 or bool(self._quarantined) or any(prior_prediction)
+        predicted = (self._bank.prior_prediction(name) is not None for name in self.joiner.emitters_by_config())
+        return self.joiner.processes_sampled > 0 or bool(self._quarantined) or any(predicted)
 
     @property
     def revision(self) -> tuple[int, ...]:
@@ -249,27 +247,23 @@ class Pipeline:
         for event in events:
             if self.on_event is not None:
                 self.on_event(event)
-            self._apply(event)
-
-    def _apply(self, event: Event) -> None:
-        match event:
-            case ConfigKeyChanged(old, new):
-                _log.info("configuration %s is %s now, as more is known of it", old, new)
-                self._bank.rename(old, new)
-                if old in self._quarantined:
-                    self._quarantined.setdefault(new, self._quarantined.pop(old))
-            case ConfigUpdated(config_id, facts, quality):
-                self._bank.describe(config_id, {**facts, HIDES_HITS: hides_hits(quality, facts)})
-                held = set(self.joiner.config_ids())
-                self._quarantined = {name: why for name, why in self._quarantined.items() if name in held}
-                _log.info(
-                    "configuration %s: telemetry quality %s, facts known: %d", config_id, quality.label, len(facts)
-                )
-            case Rows(config_id, target, rows, engines):
-                for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
-                    self._counts[table.ROWS, target, outcome] += count
-            case ConfigReplaced(old, new):
-                self._bank.warm_start(new, old)
+            match event:
+                case ConfigKeyChanged(old, new):
+                    _log.info("configuration %s is %s now, as more is known of it", old, new)
+                    self._bank.rename(old, new)
+                    if old in self._quarantined:
+                        self._quarantined.setdefault(new, self._quarantined.pop(old))
+                case ConfigUpdated(config_id, facts, quality):
+                    self._bank.describe(config_id, {**facts, HIDES_HITS: hides_hits(quality, facts)})
+                    held = self.joiner.emitters_by_config()
+                    self._quarantined = {name: why for name, why in self._quarantined.items() if name in held}
+                    text = "configuration %s: telemetry quality %s, facts known: %d"
+                    _log.info(text, config_id, quality.label, len(facts))
+                case Rows(config_id, target, rows, engines):
+                    for outcome, count in self._learn_rows(config_id, target, rows, engines).items():
+                        self._counts[table.ROWS, target, outcome] += count
+                case ConfigReplaced(old, new):
+                    self._bank.warm_start(new, old)
 
     def _learn_rows(
         self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None

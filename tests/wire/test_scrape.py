@@ -52,7 +52,7 @@ def test_what_pages_alone_taught_survives_a_restart(tmp_path):
     with scraped_server() as settings:
         with running_sidecar(tmp_path, **settings) as sidecar:
             eventually(lambda: len(sidecar.pipeline.joiner.emitters) == 1)
-        known = sidecar.pipeline.joiner.config_ids()
+        known = sidecar.pipeline.joiner.emitters_by_config().keys()
     with running_sidecar(tmp_path, **settings) as again:
         assert metric(again.http_port, 'tracefit_state_restored{outcome="checkpoint"}') == 1
-        assert again.pipeline.joiner.config_ids() == known
+        assert again.pipeline.joiner.emitters_by_config().keys() == known

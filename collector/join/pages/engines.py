@@ -193,15 +193,12 @@ class PageEngines:
             process.is_counted, process.hit_ratio = process.event_unix_ns <= counted_ns, hit_ratio
             process.counted_share = None if spans.ratio is None or told is None else min(spans.ratio, told)
 
-    def has_page_of(self, source: TelemetrySource) -> bool:
-        """Whether there is a page of the server that this emitter belongs to."""
-        return bool(self._pages_of(source))
-
     def counts_requests_of(self, source: TelemetrySource) -> bool:
         """Whether a page says how many of a source's requests there are."""
-        return any(self._counts_requests(page) for page in self._pages_of(source))
+        return any(self._counts_requests(page) for page in self.pages_of(source))
 
-    def _pages_of(self, source: TelemetrySource) -> list[PageEngine]:
+    def pages_of(self, source: TelemetrySource) -> list[PageEngine]:
+        """Pages of the server that this emitter belongs to."""
         return [page for page in self.by_key.values() if self.preferred_sources(page, [source])]
 
     def _counts_requests(self, page: PageEngine) -> bool:

@@ -24,7 +24,7 @@ def two():
     two_engines(pipeline, 601)
     pipeline.take_counts()
     return pipeline, next(
-        c for c in pipeline.joiner.config_ids() if pipeline.joiner.emitters_by_config()[c][0].instance == "bad"
+        config_id for config_id, (one, *_) in pipeline.joiner.emitters_by_config().items() if one.instance == "bad"
     )
 
 

@@ -9,7 +9,7 @@
     w   <- w + (1.2533 min(|b|, 3.5 w) - w) / min(k + 16, 256)     what blocks of this machine usually say; k so far
     S+   = max(0, S+ + z - 1.5)           S- = max(0, S- - z - 1.5)
     a change is confirmed where S+ or S- reaches 9; it began with the block from which on that sum was the larger one,
-    its log gain is the median of m since, unless that is below 6 %; both sums start over
+    its log time ratio is the median of m since, unless that is below 6 %; both sums start over
 
 One block adds 2 at most, so that no burst of four blocks is a change, however slow; one of the size of the noise takes
 longer. Neighbouring rows share their noise, which w knows and a spread of rows would not: with 4 % in place of w, the
@@ -35,7 +35,7 @@ References: Page (Biometrika 1954); Hinkley, Inference about the change-point (B
 ADWIN (SDM 2007).
 
 One change is one piece of news: until its term is named, for 8,000 rows at most, what else is confirmed of all rows is
-a piece of it, since their gain is no reference for steps that it does not fit. Then shapes take what the term says. A
+a piece of it, since their ratio is no reference for steps that it does not fit. Then shapes take what the term says. A
 change back is told as the term that moved before, unless the rows name another.
 """
 
@@ -87,16 +87,16 @@ class Change(NamedTuple):
     Of 86 changes made on c10_long, by 0.7 to 3.3, 78 began within them.
     """
 
-    log_gain: float
+    log_time_ratio: float
     began_ns: int
     within_ns: int
     prefill: bool = False
     """Of the steps with prefill alone."""
 
     @property
-    def gain(self) -> float:
+    def time_ratio(self) -> float:
         """New time per old time."""
-        return math.exp(self.log_gain)
+        return math.exp(self.log_time_ratio)
 
     @property
     def sure_ns(self) -> int:
@@ -118,8 +118,8 @@ class ChangeTest(Stateful):
 
     SAVED = ("waiting", "up", "down", "medians", "began_ns", "mean_abs", "blocks")
 
-    def __init__(self, detector: str, rows: int, slack: float = _SLACK, least: float = EFFECT_MIN) -> None:
-        self._detector, self.rows, self._slack, self._least = detector, rows, slack, least
+    def __init__(self, detector: str, rows: int, dead_band: float = _SLACK, least: float = EFFECT_MIN) -> None:
+        self._detector, self.rows, self._dead_band, self._least = detector, rows, dead_band, least
         self._limit, self._usual_min = math.inf if detector == "none" else _LIMIT, least / _SLACK
         self.mean_abs, self.blocks = self._usual_min, 0
         self.restart()
@@ -160,8 +160,8 @@ class ChangeTest(Stateful):
         self.mean_abs += rate * (MEAN_ABS_TO_SD * min(abs(said), _Z_MAX * self.mean_abs) - self.mean_abs)
         self.blocks += 1
         z, before = min(max(said / scale, -_Z_MAX), _Z_MAX), self.up - self.down
-        self.up = min(max(0.0, self.up + z - self._slack), self._limit)
-        self.down = min(max(0.0, self.down - z - self._slack), self._limit)
+        self.up = min(max(0.0, self.up + z - self._dead_band), self._limit)
+        self.down = min(max(0.0, self.down - z - self._dead_band), self._limit)
         if before * (self.up - self.down) <= 0.0:
             self.medians, self.began_ns = [], first_ns
         self.medians = [*self.medians, m][-MEMORY_ROWS:]
@@ -207,7 +207,7 @@ class ChangeMonitor(Stateful):
         self.last_ns = self.began_ns = self.within_ns = 0
         self.of_prefill, self.term, self.added = False, "", 0.0
 
-    def restarted(self) -> ChangeMonitor:
+    def without_changes(self) -> ChangeMonitor:
         """One that has seen no change."""
         return ChangeMonitor(self._detector, self._names)
 
@@ -231,14 +231,14 @@ class ChangeMonitor(Stateful):
         log_y = log_ratio - usual + shapes.log_y[cell]
         e = self.engines.learn(block.engine[known], cell, log_y, e, int(block.end_ns[-1]))
         change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
-        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
+        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y):
             return self._take(change, int(block.end_ns[-1]))
         others = e[~with_prefill]
         if len(others) < _OTHERS_MIN:
             return None
         beside = e[with_prefill] - median_of(others)
         change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
-        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y, PREFILL_CELL):
+        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y, PREFILL_CELL):
             return self._take(change._replace(prefill=True), int(block.end_ns[-1]))
         return None
 
@@ -259,7 +259,7 @@ class ChangeMonitor(Stateful):
             return None
         self.windows.rows = min(math.ceil(_WINDOW_STEPS / float(block.steps @ block.weight) * len(e)), NOISE_ROWS)
         change = self.windows.learn(e, np.ones(len(e)), block.end_ns)
-        if change and self.engines.confirm(change.log_gain, change.sure_ns, shapes.log_y):
+        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y):
             return self._take(change, end_ns)
         return None
 
@@ -269,18 +269,21 @@ class ChangeMonitor(Stateful):
         """Make it the last change: another one, or a piece of the one before.
 
         Of the same rows it is a piece while the term of that one is looked for; together they are one change by the
-        product of their gains. Where that product is no change any more, the first one is over.
+        product of their ratios. Where that product is no change any more, the first one is over.
         """
-        log_gain, of_same_rows = math.log(self.gain) + change.log_gain, change.prefill == self.of_prefill
-        is_open, is_back = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL), abs(log_gain) < EFFECT_MIN
+        log_time_ratio, of_same_rows = math.log(self.gain) + change.log_time_ratio, change.prefill == self.of_prefill
+        is_open, is_back = (
+            self.search.rows_left > 0 and self.term in ("", NOT_PREFILL),
+            abs(log_time_ratio) < EFFECT_MIN,
+        )
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
-            log_gain, self.search.reference = change.log_gain, copy.copy(self.reference)
+            log_time_ratio, self.search.reference = change.log_time_ratio, copy.copy(self.reference)
             self.search.rows_left = 2 * HALF_LIFE_STEPS
             self.began_ns, self.within_ns = began_ns, change.within_ns
             self.confirmed, self.of_prefill = self.confirmed + 1, change.prefill
             self.term, self.added = self.term if of_same_rows and is_back else "", 0.0
-        self.gain, self.last_ns = math.exp(log_gain), end_ns
+        self.gain, self.last_ns = math.exp(log_time_ratio), end_ns
         if change.prefill:
             self.term = next((name for name in self._names if is_of_prefill(name)), "")
         self.search.start(began_ns + change.within_ns)
@@ -308,7 +311,7 @@ class ChangeMonitor(Stateful):
         if moved.name and not is_vaguer and (is_of_prefill(moved.name) or not self.of_prefill):
             is_new = moved.name != self.term or not self.added
             self.term, self.added = moved
-            if is_new and moved.name not in (EVERY_TERM, NOT_PREFILL):  # the gain of all rows fits these
+            if is_new and moved.name not in (EVERY_TERM, NOT_PREFILL):  # the ratio of all rows fits these
                 reference, after = self.search.reference, self.search.coefficients_after(moved, self._names)
                 shapes.follow_coefficients(reference.factors, reference.beta, after)
 

@@ -48,7 +48,7 @@ SURE_SD = 3.0
 # Guess: how far a donor's coefficient may be off; 20 rows then do what 500 do from cold.
 DONOR_SHARE = 0.15
 # Measured: a linear form is off by 1 to 3 % at an operating point (online/transfer/sheet.py).
-MISFIT = 0.02
+LACK_OF_FIT = 0.02
 # Guard: no machine is quieter than 0.5 %, and weights stay finite.
 QUIETEST = 0.005
 # Guard: no division by 0; smaller than any sum that rows leave.

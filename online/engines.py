@@ -5,10 +5,10 @@
     e'   = e - (u_k - mean u)                           e of a row as if all engines had one speed; u_k: usual e of k
 
 Y_c and X_c are the cells' references as they are now, the same for all: so engines that speak in turns can be compared.
-An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by a log
-gain g is one only if l_k is beyond g / 2 on its side for more than half of them, and none is a factor of 1.25 from the
-usual one; who was silent since it began has died as it was. In which term an engine differs is
-told by the statistics of the rows that each one sent (online/rls/merging.py).
+An engine counts with 16 rows, for ten minutes of event time after its last one. Where several count, a change by
+a log time ratio g is one only if l_k is beyond g / 2 on its side for more than half of them, and none is a factor of
+1.25 from the usual one. An engine that has been silent since then counts as it was. The statistics of each engine's
+rows show in which term it differs (online/rls/merging.py).
 """
 
 from __future__ import annotations
@@ -109,13 +109,13 @@ class Engines(Stateful):
             rows.last_ns = int(block.end_ns[-1])
             rows.add(block.x[own], elapsed_us[own], weight[own], rows.last_ns)
 
-    def confirm(self, log_gain: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether a change by this gain, of cells from one on, is one of most of them and leaves them alike.
+    def confirm(self, log_time_ratio: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
+        """Whether a change by this ratio, of cells from one on, is one of most of them and leaves them alike.
 
         ``sure_ns``: from when on who sends rows shows it or not. ``reference``: what cells usually take, (512,).
         """
-        sign, levels = math.copysign(1.0, log_gain), self._levels(reference, first_cell).values()
-        showing = sum(sign * level > 0.5 * abs(log_gain) for level in levels)
+        sign, levels = math.copysign(1.0, log_time_ratio), self._levels(reference, first_cell).values()
+        showing = sum(sign * level > 0.5 * abs(log_time_ratio) for level in levels)
         if 2 * showing <= len(levels):
             return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
         odd = self.outlier(reference, sure_ns)

@@ -176,14 +176,14 @@ class ShapeFactors(Stateful):
         self.spread[ids] = spread * (1.0 - rate) + MEAN_ABS_TO_SD * share * np.add.reduceat(np.abs(e), starts)
         self.rows[ids] = before + count
 
-    def follow_gain(self, gain: float, *, prefill: bool) -> None:
-        """At a change of speed: all shapes, or those with prefill, take longer by this log gain, until relearned.
+    def follow_speed(self, log_time_ratio: float, *, prefill: bool) -> None:
+        """At a change of speed: all shapes, or those with prefill, take longer by this log ratio, until relearned.
 
         Those with prefill are forgotten: what made most steps slower may make them slower by far less, and a reference
         that is too high would look like a second change.
         """
         cells = slice(PREFILL_CELL if prefill else 0, None)
-        self.log_y[cells] += gain * (self.rows[cells] > 0.0)
+        self.log_y[cells] += log_time_ratio * (self.rows[cells] > 0.0)
         self.rows[cells] = np.minimum(self.rows[cells], 2.0 * NOISE_ROWS)
         self.rows[PREFILL_CELL:] = 0.0
 

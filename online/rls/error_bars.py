@@ -68,7 +68,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.constants import ERROR_MAX, MEMORY_ROWS, MISFIT, NOISE_ROWS, START_ROWS, TINY, TINY_US
+from online.constants import ERROR_MAX, LACK_OF_FIT, MEMORY_ROWS, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Quality
 from online.shapes import ShapeFactors, shrinkage
@@ -101,12 +101,12 @@ class ScoreCovariance(Stateful):
         self.last = np.zeros((_LAGS_MAX, p))
         self.window, self.rows = np.zeros((STRATA, p)), 0.0
 
-    def learn(self, block: Design, kept: Floats, scores: Floats) -> None:
-        """Scores (n, p) of a block, forgotten as its later rows make them; kept (g,): by its strata of their past."""
+    def learn(self, block: Design, decay: Floats, scores: Floats) -> None:
+        """Scores (n, p) of a block, forgotten as its later rows make them; decay (g,): by its strata of their past."""
         ids = block.groups.ids
-        self.window[ids] *= kept[:, None]
-        self.m[ids] *= (kept * kept)[:, None, None]
-        self.windows[ids] *= kept * kept
+        self.window[ids] *= decay[:, None]
+        self.m[ids] *= (decay * decay)[:, None, None]
+        self.windows[ids] *= decay * decay
         filled = self.rows + np.cumsum(block.weight * np.where(block.quality == Quality.METRICS, NOISE_ROWS, 1.0))
         closed = int(filled[-1] // NOISE_ROWS)
         number = np.minimum(np.maximum(np.ceil(filled / NOISE_ROWS) - 1.0, 0.0), closed).astype(np.int64)
@@ -147,15 +147,15 @@ class ScoreCovariance(Stateful):
         # 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on.
         return matrix * (spare * (1.0 + 1.21 / free) ** 2)
 
-    def discount(self, keep: float, gain: float, strata: slice) -> None:
+    def discount(self, keep: float, time_ratio: float, strata: slice) -> None:
         """See Strata.discount; scores have w r = w y in them. Open windows are of the speed before: they are left."""
-        self.m[strata] *= keep / gain**2
+        self.m[strata] *= keep / time_ratio**2
         self.windows[strata] *= keep
         self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0
 
-    def decay(self, spent: Floats) -> None:
+    def decay(self, half_lives: Floats) -> None:
         """Forget as the strata do; see Strata.decay."""
-        squared = np.exp2(-2.0 * spent)
+        squared = np.exp2(-2.0 * half_lives)
         self.m *= squared[:, None, None]
         self.windows *= squared
 
@@ -255,7 +255,7 @@ def diagnose(
     variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
     covariance[among] = _sampling(fit, variance * g[among], c, scale, on)
     if by_pages:
-        covariance[among] += np.diag((np.where(fit.intercept, MISFIT, 0.1) * fit.beta)[on] ** 2)
+        covariance[among] += np.diag((np.where(fit.intercept, LACK_OF_FIT, 0.1) * fit.beta)[on] ** 2)
     elif shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
         form = form_covariance(shapes, fit, c, on)
         form_error[on] = np.sqrt(form.diagonal())

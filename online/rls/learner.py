@@ -9,8 +9,8 @@ Rows become z = [x, phase, y, l], (n, q) with q = p + 2. Each block once, in thi
     remember    decayed statistics by stratum (online/rls/strata.py), and the scores for error bars (error_bars.py)
     solve       beta
 
-At a confirmed change 2 % of the evidence is kept and multiplied by the gain: the rows since it began, which are in it,
-are then few beside those that come. The first 256 rows, or 64 windows of five minutes, are held and fitted together;
+At a confirmed change 2 % of the statistics is kept and multiplied by its time ratio. The rows since it began are in
+there, and are then few beside those that come. The first 256 rows, or 64 windows of five minutes, are fitted together:
 until then every block makes the statistics of all of them anew.
 
 Guarantee: reading changes nothing that is learned later.
@@ -34,7 +34,16 @@ import numpy as np
 
 from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
-from online.constants import ALARM_KEEP, HALF_LIFE_STEPS, MISFIT, START_NS, START_ROWS, START_WINDOWS, TINY, TINY_US
+from online.constants import (
+    ALARM_KEEP,
+    HALF_LIFE_STEPS,
+    LACK_OF_FIT,
+    START_NS,
+    START_ROWS,
+    START_WINDOWS,
+    TINY,
+    TINY_US,
+)
 from online.errors import Intervals, PrequentialError
 from online.features import INTERCEPT, PORTABLE, FeatureSet
 from online.rows import PHASES, Floats, Ints, Mask, Quality, RowBlock, Target
@@ -118,10 +127,10 @@ class Fit(Stateful):
             block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None]
         )
 
-    def discount(self, keep: float, gain: float, *, prefill: bool) -> None:
+    def discount(self, keep: float, time_ratio: float, *, prefill: bool) -> None:
         """Keep so much of what was known, at a new speed; of steps with ``prefill`` alone, or of all."""
         for evidence in (self.strata, self.score_covariance):
-            evidence.discount(keep, gain, slice(STRATA // 2, None) if prefill else slice(None))
+            evidence.discount(keep, time_ratio, slice(STRATA // 2, None) if prefill else slice(None))
 
     # ---------------------------------------------------------------- solving
 
@@ -145,7 +154,7 @@ class Fit(Stateful):
         self.solve(g, scale)
         if self.prior is not None:
             own = solve(g[:p, :p], g[:p, p], self.free).beta
-            if is_contradicted(_misfit(g, self.beta), _misfit(g, own)):
+            if is_contradicted(_lack_of_fit(g, self.beta), _lack_of_fit(g, own)):
                 self.prior = None
                 self.solve(g, scale)
 
@@ -156,7 +165,7 @@ def residual_squares(g: Floats, beta: Floats) -> float:
     return float(beta @ g[:p, :p] @ beta - 2.0 * (g[p, :p] @ beta) + g[p, p])
 
 
-def _misfit(g: Floats, beta: Floats) -> float:
+def _lack_of_fit(g: Floats, beta: Floats) -> float:
     """Root mean square of what coefficients (p,) leave of y, relative to y."""
     return math.sqrt(max(residual_squares(g, beta), 0.0) / max(float(g[len(beta), len(beta)]), TINY))
 
@@ -196,7 +205,7 @@ class RlsLearner(Stateful):
         self.rows = 0
         self.burn_in: RowBlock | None = None
         self.started, self.by_pages = False, True
-        self.scale, self.median_us = MISFIT, 0.0
+        self.scale, self.median_us = LACK_OF_FIT, 0.0
         self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
         self.shapes = ShapeFactors(self.fit.p)
@@ -274,12 +283,12 @@ class RlsLearner(Stateful):
 
     def _take_change(self, change: Change, *, is_watcher: bool) -> None:
         """Keep little of what was known, at the new speed."""
-        self.fit.discount(ALARM_KEEP, change.gain, prefill=change.prefill)
+        self.fit.discount(ALARM_KEEP, change.time_ratio, prefill=change.prefill)
         if not change.prefill:
             self.sums *= ALARM_KEEP
-            self.sums[-2] *= change.gain
+            self.sums[-2] *= change.time_ratio
         if is_watcher:
-            self.shapes.follow_gain(change.log_gain, prefill=change.prefill)
+            self.shapes.follow_speed(change.log_time_ratio, prefill=change.prefill)
         self.fit.solve_strata(self.scale)
 
     def _weigh(self, block: Design, prediction: Floats) -> tuple[Floats, Floats]:
@@ -340,7 +349,7 @@ class RlsLearner(Stateful):
         p, y, g = len(self.features), self.fit.p, self.fit.strata.total()
         return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.fit.beta[p:y]
 
-    def diagnosis(self) -> InferenceResult:
+    def infer(self) -> InferenceResult:
         """Error bars and status of the published coefficients; needs a first fit."""
         fit, g = self.fit, self.fit.strata.total()
         variance = self.scale**2
@@ -377,5 +386,5 @@ class RlsLearner(Stateful):
             rows=self.rows,
             effective_rows=self.fit.strata.effective_rows(),
             error=self.error.snapshot(),
-            **as_published(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.diagnosis()),
+            **as_published(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.infer()),
         )

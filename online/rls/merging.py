@@ -77,7 +77,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
         _add_statistics(into, other)
     if few is not None:
         into.learn(Design.of(into.features, few))
-    into.drift = into.drift.restarted()
+    into.drift = into.drift.without_changes()
 
 
 def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:

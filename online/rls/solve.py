@@ -67,9 +67,9 @@ import numpy as np
 from online.blocks import median_of
 from online.constants import (
     DONOR_SHARE,
+    LACK_OF_FIT,
     MAD_TO_SD,
     MEMORY_ROWS,
-    MISFIT,
     NOISE_ROWS,
     QUIETEST,
     TINY,
@@ -134,36 +134,36 @@ def _pivot(c: Floats, rhs: Floats, free: Mask) -> tuple[Floats, Mask]:
 # ------------------------------------------------------------------- priors
 
 
-def is_contradicted(misfit: float, own: float) -> bool:
+def is_contradicted(lack_of_fit: float, own: float) -> bool:
     """Whether rows contradict what is believed: it misfits them twice as much as their own fit, and by 5 % more.
 
     Relative errors, of the estimate that believes it and of the fit of the rows alone.
     """
-    return misfit > max(2.0 * own, own + WORTH)
+    return lack_of_fit > max(2.0 * own, own + WORTH)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """Mean and standard deviation of each coefficient, (p,); infinite = nothing known.
 
-    ``misfit`` is a relative error below which a few rows are not believed against the prior: neighbouring rows err
+    ``lack_of_fit`` is a relative error below which a few rows are not believed against the prior: neighbouring rows err
     together, and a hundred of them know less than a hundred independent ones.
     """
 
     mean: Floats
     sd: Floats
-    misfit: float = 0.0
+    lack_of_fit: float = 0.0
 
     @staticmethod
     def of_donor(beta: Floats, per_row: Floats) -> Prior:
         """From a donor's beta (p,) and its A_jj per effective row (p,)."""
-        floor = MISFIT / np.sqrt(np.maximum(per_row, TINY))
+        floor = LACK_OF_FIT / np.sqrt(np.maximum(per_row, TINY))
         return Prior(beta, np.where(per_row > 0.0, DONOR_SHARE * np.abs(beta) + floor, np.inf))
 
     def with_phases(self) -> Prior:
         """The same, with phases after the columns: they belong to the stamps of one server, and nothing is known."""
         more = len(PHASES)
-        return Prior(np.append(self.mean, np.zeros(more)), np.append(self.sd, np.full(more, np.inf)), self.misfit)
+        return Prior(np.append(self.mean, np.zeros(more)), np.append(self.sd, np.full(more, np.inf)), self.lack_of_fit)
 
     def precision(self, scale: float) -> Floats:
         """H's diagonal for noise of this relative scale, (p,)."""
@@ -174,21 +174,21 @@ class Prior:
         return self._noise(scale) ** 2 * self.precision(scale)
 
     def _noise(self, scale: float) -> float:
-        return max(min(scale, MISFIT), self.misfit)
+        return max(min(scale, LACK_OF_FIT), self.lack_of_fit)
 
     def to_state(self) -> Tree:
         """For the state file, in which a deviation of 0 stands for an infinite one."""
         sd = np.where(np.isinf(self.sd), 0.0, self.sd)
-        return {"mean": self.mean, "sd": sd, "misfit": float(self.misfit)}
+        return {"mean": self.mean, "sd": sd, "misfit": float(self.lack_of_fit)}
 
     @staticmethod
     def of_state(state: Tree) -> Prior:
         """From the state file; StateError if it does not fit."""
         mean, sd = (fitted_array(state[name], np.empty(0)) for name in ("mean", "sd"))
-        misfit = state["misfit"]
-        if mean.shape != sd.shape or not (sd >= 0.0).all() or not 0.0 <= misfit < math.inf:
+        lack_of_fit = state["misfit"]
+        if mean.shape != sd.shape or not (sd >= 0.0).all() or not 0.0 <= lack_of_fit < math.inf:
             raise StateError(f"a prior of {len(mean)} columns: deviations or misfit below 0")
-        return Prior(mean, np.where(sd > 0.0, sd, np.inf), misfit)
+        return Prior(mean, np.where(sd > 0.0, sd, np.inf), lack_of_fit)
 
 
 # ------------------------------------------------------------------- weights of rows
@@ -255,7 +255,7 @@ def weigh_first_rows(
     the last one. Not ``robust``: least squares with constant weights (a mean fit).
     """
     x, y, steps = z[:, :-2], z[:, -2], z[:, -1]
-    median_us, scale = median_of(y / steps), MISFIT
+    median_us, scale = median_of(y / steps), LACK_OF_FIT
     per_unit, u = np.sqrt(row_weight) / median_us, np.zeros(len(z))
     if robust:
         u, per_unit = relative_residuals(y, steps, row_weight, y, median_us)

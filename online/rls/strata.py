@@ -135,14 +135,14 @@ class Strata(Stateful):
 
     # ---------------------------------------------------------------- changing what is known
 
-    def discount(self, keep: float, gain: float, strata: slice = slice(None)) -> None:
-        """Each row of these strata counts as so many rows, and the same work now takes ``gain`` times as long.
+    def discount(self, keep: float, time_ratio: float, strata: slice = slice(None)) -> None:
+        """Each row of these strata counts as so many rows, and the same work now takes ``time_ratio`` times as long.
 
-        y becomes gain y and the weight l / yhat^2 becomes w / gain^2, as if the rows had been seen after the change;
+        With g the ratio, y becomes g y and w = l / yhat^2 becomes w / g^2, as if the rows had come after the change;
         n1 and n2 are both linear in the weight v of a row. Operating points mix rows with prefill and without: where
         not all strata changed, they are to forget as much, but keep the speed of most of their rows.
         """
-        scale = np.full(self.q, 1.0 / gain)
+        scale = np.full(self.q, 1.0 / time_ratio)
         scale[-2] = 1.0
         new_speed = keep * np.outer(scale, scale)
         self.g[strata] *= new_speed
@@ -152,14 +152,14 @@ class Strata(Stateful):
             self.points.g *= new_speed if strata == slice(None) else keep
             self.points.rows *= keep
 
-    def decay(self, spent: Floats) -> None:
-        """Forget as if rows worth ``spent`` (32,) half-lives had been learned in each stratum."""
-        kept = np.exp2(-spent)
+    def decay(self, half_lives: Floats) -> None:
+        """Forget as if rows worth ``half_lives`` (32,) half-lives had been learned in each stratum."""
+        kept = np.exp2(-half_lives)
         self.g *= kept[:, None, None]
         self.n1 *= kept
         self.n2 *= kept * kept
         if self.points is not None:
-            at = np.repeat(np.exp2(-spent.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
+            at = np.repeat(np.exp2(-half_lives.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
             self.points.g *= at[:, None, None]
             self.points.rows *= at
 
@@ -186,11 +186,11 @@ class OperatingPoints(Stateful):
         self.g, self.rows = np.zeros((_BATCHES * _CONTEXTS, q, q)), np.zeros(_BATCHES * _CONTEXTS)
         self.origin_ns = 0
 
-    def learn(self, z: Floats, end_ns: Ints, weight: Floats, counted: Floats, spent: Floats) -> None:
+    def learn(self, z: Floats, end_ns: Ints, weight: Floats, counted: Floats, half_lives: Floats) -> None:
         """Add rows z (n, q) of weight (n,), counted as rows (n,), each worth so many half-lives (n,)."""
         self.origin_ns = self.origin_ns or int(end_ns[0])
         groups = Groups.of(points_of(z))
-        at, decay, kept, _ = groups.ids, *_decays(groups, spent)
+        at, decay, kept, _ = groups.ids, *_decays(groups, half_lives)
         timed = z.copy()
         timed[:, -1] *= (end_ns - self.origin_ns) * 1e-9
         self.g[at] = self.g[at] * kept[:, None, None] + _products(groups, timed, weight, decay)

@@ -73,7 +73,7 @@ class StepHistory(Stateful):
         if too_soon or not watcher.started:
             return
         p = len(self.features)
-        stderr = np.nan_to_num(watcher.diagnosis().stderr[:p])
+        stderr = np.nan_to_num(watcher.infer().stderr[:p])
         kept = np.flatnonzero(self.at_ns > at_ns - DAY_NS)
         kept = kept[::2] if len(kept) >= POINTS_MAX else kept
         self.at_ns = np.append(self.at_ns[kept], at_ns)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from online.constants import DONOR_SHARE, MISFIT
+from online.constants import DONOR_SHARE, LACK_OF_FIT
 from online.features import INTERCEPT, PORTABLE, SYSTEMS, Facts, FeatureSet, System
 from online.rls import Prior, RlsLearner, solve
 from online.rows import Floats, Target
@@ -36,13 +36,13 @@ from .sheet import (
     HierarchicalPrior,
     SheetPrior,
     SufficientStatistics,
-    evidence_of,
     shared_overheads,
+    statistics_of,
     terms_of,
 )
 
 # Guess: half of the floor of one donor (online/rls/solve.py).
-_FLOOR = MISFIT / 2.0
+_FLOOR = LACK_OF_FIT / 2.0
 
 Priors = dict[tuple[str, str, tuple[str, ...]], Prior]
 """By target, feature set and its columns."""
@@ -57,7 +57,7 @@ _CONFIGS_MAX = 64
 class Donor:
     """What one configuration learned of one target with one live set: a (p, p), b (p,), without phases, of ``rows``.
 
-    ``evidence``: by operating point, of ``portable``.
+    ``statistics``: by operating point, of ``portable``.
     """
 
     config_id: str
@@ -67,7 +67,7 @@ class Donor:
     b: Floats
     beta: Floats
     rows: float
-    evidence: SufficientStatistics | None = None
+    statistics: SufficientStatistics | None = None
 
 
 def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
@@ -77,8 +77,8 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
     if not learner.started or not a.any():
         return None
     features, beta = learner.features, learner.fit.beta[: len(b)]
-    evidence = evidence_of(learner, hidden=facts.get(HIDES_HITS) is True)
-    return Donor(config_id, dict(facts), features, a, b, beta, float(learner.fit.strata.n1.sum()), evidence)
+    statistics = statistics_of(learner, hidden=facts.get(HIDES_HITS) is True)
+    return Donor(config_id, dict(facts), features, a, b, beta, float(learner.fit.strata.n1.sum()), statistics)
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:
@@ -112,7 +112,7 @@ class Pooled:
         live, m = mapping
         mean, (spread, step_us) = m @ self.gamma, np.array([self._of_donors(name) for name in live]).T
         # It gives way to rows as if each were uncertain by 8 %: the first ones are all of one kind.
-        return Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, misfit=0.08)
+        return Prior(mean, np.maximum(spread, DONOR_SHARE * mean) + _FLOOR * step_us, lack_of_fit=0.08)
 
     def _of_donors(self, name: str) -> tuple[float, float]:
         """How far the donors' own coefficients of a live column lie from the pooled one, and y / x_rms."""
@@ -167,13 +167,13 @@ class DonorPool:
         terms = terms_of(facts)
         if terms is None:
             return None
-        own = (d.evidence for d in self._donors if d.config_id == config_id)
+        own = (d.statistics for d in self._donors if d.config_id == config_id)
         known = next((each for each in own if each is not None and terms.fits(each)), None)
         return SheetPrior(terms, self._population("" if known is None else config_id), known)
 
     def _population(self, without: str) -> HierarchicalPrior:
         if without not in self._populations:
-            told = [(terms_of(d.facts), d.evidence) for d in self._donors if d.config_id != without]
+            told = [(terms_of(d.facts), d.statistics) for d in self._donors if d.config_id != without]
             self._populations[without] = shared_overheads(
                 [(terms, own) for terms, own in told if terms is not None and own is not None and terms.fits(own)]
             )

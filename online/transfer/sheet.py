@@ -76,7 +76,7 @@ import msgspec
 import numpy as np
 
 from online.blocks import Design, median_of
-from online.constants import GEMM_EFFICIENCY, MAD_TO_SD, MISFIT, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
+from online.constants import GEMM_EFFICIENCY, LACK_OF_FIT, MAD_TO_SD, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
 from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, is_contradicted, points_of, solve
@@ -123,9 +123,9 @@ class SheetTerms:
     typical: Floats
     hides_hits: bool = False
 
-    def fits(self, evidence: SufficientStatistics) -> bool:
-        """Whether the evidence is of as many columns: experts may have become known since."""
-        return len(evidence.b) == len(self.base)
+    def fits(self, statistics: SufficientStatistics) -> bool:
+        """Whether the statistics have as many columns: experts may have become known since."""
+        return len(statistics.b) == len(self.base)
 
     @property
     def has(self) -> Mask:
@@ -158,7 +158,7 @@ def terms_of(facts: Facts) -> SheetTerms | None:
     return SheetTerms(columns, base, matrix, typical, hides_hits=facts.get(HIDES_HITS) is True)
 
 
-# ------------------------------------------------------------------------ evidence
+# ---------------------------------------------------------------------- statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,18 +170,18 @@ class SufficientStatistics:
     points: Floats
     weight: Floats
 
-    def misfit(self, beta: Floats) -> float:
+    def lack_of_fit(self, beta: Floats) -> float:
         """Root mean square over the points of what coefficients (p,) leave, relative."""
-        return _misfit(self.points, self.weight, beta)
+        return _lack_of_fit(self.points, self.weight, beta)
 
 
-def _misfit(points: Floats, weight: Floats, beta: Floats) -> float:
+def _lack_of_fit(points: Floats, weight: Floats, beta: Floats) -> float:
     signed = np.append(beta, -1.0)
     squares = np.maximum(np.einsum("i,kij,j->k", signed, points, signed), 0.0)
     return float(np.sqrt(squares @ weight / max(float(weight.sum()), TINY)))
 
 
-def capped(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
+def cap_statistics(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
     """Statistics from sums by point over (x, y, l t), (k, p + 2, p + 2), of rows (k,); ``hidden``: prefix hits are."""
     p = sums.shape[1] - 2
     squares = sums[:, p, p]
@@ -191,7 +191,7 @@ def capped(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientStatistics:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
     points, known, none = sums[:, : p + 1, : p + 1], rows / (1.0 + rows), np.zeros(p, np.bool_)
     total = np.einsum("k,kij->ij", known, points)
-    sigma = max(MISFIT, _misfit(points, known, solve(total[:p, :p], total[:p, p], none).beta))
+    sigma = max(LACK_OF_FIT, _lack_of_fit(points, known, solve(total[:p, :p], total[:p, p], none).beta))
     weight, means = known / sigma**2, points[:, p, :p]
     c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
     a = np.einsum("k,kij->ij", weight, points[:, :p, :p]) - means.T @ (np.diag(weight) - c) @ means
@@ -209,7 +209,7 @@ def _levels(sums: Floats) -> Floats:
     return levels
 
 
-def evidence_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | None:
+def statistics_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | None:
     """What the statistics of a learner of ``portable`` say; None before there are any.
 
     Phases belong to the stamps of one server: they are taken out at their estimate.
@@ -222,27 +222,27 @@ def evidence_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | 
     change = np.zeros((p + 2, y + 2))
     change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
     change[p, p:y] = -learner.fit.beta[p:y]
-    return capped(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
+    return cap_statistics(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
 
 
-def evidence_of_burn_in(
-    held: Design, expected: Floats, variance: Floats, *, hidden: bool = False
+def statistics_of_burn_in(
+    block: Design, expected: Floats, variance: Floats, *, hidden: bool = False
 ) -> SufficientStatistics:
     """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p)."""
     p = len(expected)
-    x, y = held.x[:, :p].copy(), held.elapsed_us
+    x, y = block.x[:, :p].copy(), block.elapsed_us
     if hidden:
         x[:, PREFILL] = 0.0
     prediction = np.maximum(x @ expected, TINY_US)
     spread = np.sqrt(np.einsum("ij,jk,ik->i", x, variance, x)) / prediction
-    share = bisquare((y - prediction) / (prediction * np.hypot(MISFIT, spread)))
-    seconds = 1e-9 * (held.end_ns - held.end_ns[0])
-    point, labels = np.unique(points_of(np.column_stack([x, y, held.steps])), return_inverse=True)
-    z = np.column_stack([x, y, held.steps * seconds])
+    share = bisquare((y - prediction) / (prediction * np.hypot(LACK_OF_FIT, spread)))
+    seconds = 1e-9 * (block.end_ns - block.end_ns[0])
+    point, labels = np.unique(points_of(np.column_stack([x, y, block.steps])), return_inverse=True)
+    z = np.column_stack([x, y, block.steps * seconds])
     sums, rows = np.zeros((len(point), p + 2, p + 2)), np.zeros(len(point))
-    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", held.weight * share / prediction**2, z, z))
-    np.add.at(rows, labels, held.weight * share)
-    return capped(sums, rows, hidden=hidden)
+    np.add.at(sums, labels, np.einsum("n,ni,nj->nij", block.weight * share / prediction**2, z, z))
+    np.add.at(rows, labels, block.weight * share)
+    return cap_statistics(sums, rows, hidden=hidden)
 
 
 # ------------------------------------------------------------------------ estimates
@@ -258,7 +258,7 @@ class HierarchicalPrior(NamedTuple):
 def estimate(
     terms: SheetTerms, known: Sequence[SufficientStatistics], prior: HierarchicalPrior
 ) -> tuple[Floats, Floats]:
-    """Theta, q and e, (7,), by evidence and a prior, and their covariance (7, 7); without any the prior itself."""
+    """Theta, q and e, (7,), by statistics and a prior, and their covariance (7, 7); without any the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
     if not known:
@@ -279,7 +279,7 @@ def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) 
     has = np.array([terms.has for terms, _ in donors]) & ~own
     mu, tau = mean, np.where(own, sd, _OPEN * sd)
     for _ in range(_ROUNDS):
-        found = [estimate(terms, [evidence], HierarchicalPrior(mu, tau)) for terms, evidence in donors]
+        found = [estimate(terms, [statistics], HierarchicalPrior(mu, tau)) for terms, statistics in donors]
         theta = np.array([theta for theta, _ in found])
         variance = np.array([covariance.diagonal() for _, covariance in found])
         kept = has & ~_outliers(theta, has)
@@ -306,12 +306,10 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
 
 
 class SheetPrior:
-    """Prior of one configuration: its sheet, the population, and ``known``, the evidence of a donor of its identity."""
+    """Prior of one configuration: its sheet, the overheads of other models, and ``known``, a donor of its identity."""
 
-    def __init__(
-        self, terms: SheetTerms, population: HierarchicalPrior, known: SufficientStatistics | None = None
-    ) -> None:
-        self.terms, self._population, self._known = terms, population, known
+    def __init__(self, terms: SheetTerms, prior: HierarchicalPrior, known: SufficientStatistics | None = None) -> None:
+        self.terms, self._prior, self._known = terms, prior, known
 
     def target_before(self) -> TargetSnapshot:
         """The step time before the first row."""
@@ -319,7 +317,7 @@ class SheetPrior:
         model = self._published(None, np.ones(len(terms.base)), none)
         step_us = terms.typical @ [feature.coefficient for feature in model.features]
         spread = math.sqrt(max(float(terms.typical @ model.covariance @ terms.typical), 0.0)) / float(step_us)
-        wide = min(TENTH * math.hypot(spread, MISFIT), _WIDE_MAX)
+        wide = min(TENTH * math.hypot(spread, LACK_OF_FIT), _WIDE_MAX)
         band = IntervalSnapshot(p10=math.exp(-wide), p50=1.0, p90=math.exp(wide))
         return TargetSnapshot(vector="beta", unit="us", champion=PORTABLE, models={PORTABLE: model}, interval=band)
 
@@ -331,37 +329,37 @@ class SheetPrior:
         """The model to publish in place of what was learned; None where that stands on its own."""
         p = len(self.terms.base)
         held = None if learner.burn_in is None else Design.of(learner.features, learner.burn_in)
-        vif = np.nan_to_num(learner.diagnosis().vif[:p], nan=np.inf)
+        vif = np.nan_to_num(learner.infer().vif[:p], nan=np.inf)
         asked = vif[np.arange(p) != PREFILL] if self.terms.hides_hits else vif
         if asked.max() <= VIF_MAX and (held is None or len(held) >= _ENOUGH_ROWS):
             return None
         hidden = self.terms.hides_hits and not vif.max() <= VIF_MAX
-        evidence = evidence_of(learner, hidden=hidden)
-        if evidence is None and held is not None:
+        statistics = statistics_of(learner, hidden=hidden)
+        if statistics is None and held is not None:
             for _ in range(2):  # weighed by what is expected, which they move
-                evidence = evidence_of_burn_in(held, *self._estimate(evidence), hidden=hidden)
-        if evidence is None:
+                statistics = statistics_of_burn_in(held, *self._estimate(statistics), hidden=hidden)
+        if statistics is None:
             return None
-        beta, _ = self._estimate(evidence)
-        own = evidence.misfit(learner.fit.beta[:p])
-        return None if is_contradicted(evidence.misfit(beta), own) else self._published(evidence, vif, learned)
+        beta, _ = self._estimate(statistics)
+        own = statistics.lack_of_fit(learner.fit.beta[:p])
+        return None if is_contradicted(statistics.lack_of_fit(beta), own) else self._published(statistics, vif, learned)
 
-    def _estimate(self, evidence: SufficientStatistics | None) -> tuple[Floats, Floats]:
+    def _estimate(self, statistics: SufficientStatistics | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
-        known, m = [each for each in (evidence, self._known) if each is not None], self.terms.matrix
-        theta, covariance = estimate(self.terms, known, self._population)
+        known, m = [each for each in (statistics, self._known) if each is not None], self.terms.matrix
+        theta, covariance = estimate(self.terms, known, self._prior)
         return self.terms.beta(theta), m @ covariance @ m.T
 
-    def _published(self, evidence: SufficientStatistics | None, vif: Floats, learned: ModelSnapshot) -> ModelSnapshot:
+    def _published(self, statistics: SufficientStatistics | None, vif: Floats, learned: ModelSnapshot) -> ModelSnapshot:
         """The estimate in place of what was learned.
 
         A coefficient is ``prior_only`` until its rows halve the error that was there before them; ``weak`` where
         vif > 10 or the error is more than 20 %; else ``identified``.
         """
-        beta, covariance = self._estimate(evidence)
+        beta, covariance = self._estimate(statistics)
         stderr = np.sqrt(np.maximum(covariance.diagonal(), 0.0))
-        before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._population.sd, 0.0) ** 2)
-        is_prior = np.ones(len(beta), np.bool_) if evidence is None else ~(stderr < _KNOWN * before)
+        before = np.sqrt(self.terms.matrix**2 @ np.where(self.terms.has, self._prior.sd, 0.0) ** 2)
+        is_prior = np.ones(len(beta), np.bool_) if statistics is None else ~(stderr < _KNOWN * before)
         own, features = {feature.name: feature for feature in learned.features}, []
         for j, column in enumerate(self.terms.columns):
             weak = None

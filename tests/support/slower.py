@@ -119,9 +119,9 @@ def pages_of_a_slower_server(
         blocks.append(dataclasses.replace(now, end_ns=now.end_ns + later_ns))
         for span in _requests(name):
             ahead_ns = span.unix_minus_mono_ns
-            at_ns = np.interp([mark.ts_ns + ahead_ns for mark in span.events], rows.end_ns, now.end_ns) + later_ns
+            at_ns = np.interp([event.ts_ns + ahead_ns for event in span.events], rows.end_ns, now.end_ns) + later_ns
             stamped = zip(span.events, at_ns, strict=True)
-            marks = tuple(msgspec.structs.replace(mark, ts_ns=int(at) - ahead_ns) for mark, at in stamped)
-            spans.append(msgspec.structs.replace(span, marks=marks))
+            events = tuple(msgspec.structs.replace(event, ts_ns=int(at) - ahead_ns) for event, at in stamped)
+            spans.append(msgspec.structs.replace(span, events=events))
         later_ns += int(now.end_ns[-1] - rows.end_ns[0]) + PAUSE_NS
     return pages_of(spans, RowBlock.concatenate(blocks), every_s), int(onset_ns)

@@ -42,7 +42,7 @@ MUTANTS = (
         "new speed scales evidence by another power",
         "online/rls/strata.py",
         "scale[-2] = 1.0",
-        "scale[-2] = gain",
+        "scale[-2] = time_ratio",
     ),
     Mutant(
         "squared weights of a merge decay once", "online/rls/strata.py", "self.n2 *= kept * kept", "self.n2 *= kept"
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "what blocks usually say adds up to a change",
         "online/change.py",
-        "max(0.0, self.up + z - self._slack)",
+        "max(0.0, self.up + z - self._dead_band)",
         "max(0.0, self.up + z)",
     ),
     Mutant(
@@ -137,8 +137,8 @@ MUTANTS = (
     Mutant(
         "rows of one operating point are believed without a cap",
         "online/transfer/sheet.py",
-        "sigma = max(MISFIT, _misfit(",
-        "sigma = max(0.01 * MISFIT, 0.01 * _misfit(",
+        "sigma = max(LACK_OF_FIT, _lack_of_fit(",
+        "sigma = max(0.01 * LACK_OF_FIT, 0.01 * _lack_of_fit(",
     ),
 )
 

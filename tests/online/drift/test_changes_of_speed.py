@@ -79,7 +79,7 @@ def test_a_change_is_told_by_the_blocks_since_its_sum_was_the_larger_one():
     fell = [-0.14, -0.089, -0.226, -0.258, -0.292, -0.316]
     e = np.array(wandered + fell)
     change = ChangeTest("cusum", 1).learn(e, np.ones(len(e)), np.arange(len(e)))
-    assert change.log_gain == pytest.approx(-0.242)
+    assert change.log_time_ratio == pytest.approx(-0.242)
     assert change.began_ns == len(wandered)
 
 

@@ -52,7 +52,7 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
 
 
 LEARNER = SimpleNamespace(
-    started=True, fit=SimpleNamespace(beta=np.ones(2)), diagnosis=lambda: SimpleNamespace(stderr=np.full(2, np.nan))
+    started=True, fit=SimpleNamespace(beta=np.ones(2)), infer=lambda: SimpleNamespace(stderr=np.full(2, np.nan))
 )
 """A learner whose error bars are not known."""
 

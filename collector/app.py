@@ -2,8 +2,8 @@
 
     pages ─ durability ─ snapshot writer ─ worker ─ KV events ─ scraper ─ gRPC ─ HTTP
 
-The I/O of all parts happens in one asyncio loop; the worker learns in a thread, durability and the snapshot writer wait
-for the disk in theirs. ``start`` and ``stop`` wait for them, hence are called outside of the loop.
+The I/O of all parts happens in one asyncio loop, in which they start and stop. The worker learns in a thread, and in
+theirs durability and the snapshot writer wait for the disk.
 
 Stop takes at most ``STOP_TIMEOUT_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``. Readiness flips, and calls in
 flight finish. What waits for the backend is sent. The queue drains, and the last state and generation are written. The
@@ -17,6 +17,7 @@ import logging
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -39,7 +40,6 @@ from collector.ingest.zmq import FPM_FEED, KV_FEED, Subscriber
 from collector.runtime import (
     Clock,
     Health,
-    IoLoop,
     MemoryGuard,
     Part,
     StartError,
@@ -76,6 +76,20 @@ STOP_TIMEOUT_S = 3.0
 _log = logging.getLogger(__name__)
 
 
+class OffLoop(NamedTuple):
+    """A part that waits for the disk or for its thread when it starts or stops: the loop goes on meanwhile."""
+
+    part: Durability | SnapshotWriter | Worker
+
+    async def start(self) -> None:
+        """Start it in a thread."""
+        await asyncio.to_thread(self.part.start)
+
+    async def stop(self) -> bool:
+        """Stop it in a thread."""
+        return await asyncio.to_thread(self.part.stop)
+
+
 class Sidecar:
     """One running instance; ``start`` once, ``stop`` once. Ports are known after ``start``.
 
@@ -89,11 +103,9 @@ class Sidecar:
         on_death: Callable[[], None] = lambda: None,
         files: SystemFiles | None = None,
         problem: str = "",
-        io: IoLoop | None = None,
     ) -> None:
-        """``problem`` of the configuration given keeps the pages closed; ``io`` is the loop, if there is one."""
+        """``problem`` of the configuration given keeps the pages closed."""
         self.config, self._clock, self._problem = config, clock, problem
-        self._io = io or IoLoop()
         self.metrics = metrics = Metrics(CollectorRegistry())
         self.health = health = Health(clock)
         self._knowledge = ConfigResolver(config)
@@ -105,7 +117,7 @@ class Sidecar:
         self._writer = SnapshotWriter(Path(config.directory), self._publisher, every_s, metrics=metrics, health=health)
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
         log = self._keeper.log
-        self._forward = Forwarder(config, clock, metrics, self._io, log, health) if config.forward else None
+        self._forward = Forwarder(config, clock, metrics, log, health) if config.forward else None
         self.queue = AdmissionQueue(
             clock,
             capacity_bytes=int(config.queue_mib * 2**20),
@@ -114,19 +126,19 @@ class Sidecar:
         )
         memory = MemoryGuard(limit_bytes(config.memory_limit_mib), resident_bytes)
         self._memory = self._make_memory_relief(memory.limit_bytes, clock)
-        told = metrics, clock, self._io, health, memory.is_short
+        told = metrics, clock, health, memory.is_short
         self._kv = Subscriber(KV_FEED, config, *told)
         self._fpm = Subscriber(FPM_FEED, config, *told)
         count = partial(metrics.add, table.SCRAPES, 1)
-        self._scraper = Scraper(config, clock, self._io, count, self._knowledge.discovered, health)
+        self._scraper = Scraper(config, clock, count, self._knowledge.discovered, health)
         self._grpc, self._http = self._make_receivers(clock)
         self._pages = self._make_pages(clock)
         self._event_time = EventTime(self.pipeline, metrics, clock, self.queue.queue_age_ns)
         self._parts: tuple[Part, ...] = (
             self._pages,
-            self._keeper,
-            self._writer,
-            self._make_worker(on_death),
+            OffLoop(self._keeper),
+            OffLoop(self._writer),
+            OffLoop(self._make_worker(on_death)),
             self._kv,
             self._fpm,
             self._scraper,
@@ -155,25 +167,23 @@ class Sidecar:
         """The newest generation that was published."""
         return self._publisher.current()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Take the ports and the directory, or raise StartError; then serve."""
         try:
             for part in self._parts:
-                part.start()
+                await part.start()
         except (StartError, ConfigError):
-            self.stop()
+            await self.stop()
             raise
         self.health.set_serving(True)
         _log.info("receiving OTLP/gRPC on port %d, pages on port %d", self.grpc_port, self.http_port)
         if self.otlp_http_port:
             _log.info("receiving OTLP/HTTP on port %d", self.otlp_http_port)
 
-    def stop(self) -> bool:
+    async def stop(self) -> bool:
         """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
         self.health.set_serving(False)
-        stopped = [part.stop() for part in reversed(self._parts)]
-        self._io.close()
-        return all(stopped)
+        return all([await part.stop() for part in reversed(self._parts)])
 
     def _record(self, export: Export) -> Export | Outcome:
         """Write down what enters the queue, and put it into the queue of the backend."""
@@ -231,10 +241,10 @@ class Sidecar:
             config.message_max_mib << 20,
         )
         stop_timeout_s = STOP_TIMEOUT_S / 2 if config.listen_http else STOP_TIMEOUT_S
-        grpc = OtlpGrpcReceiver(config, consumer, io=self._io, stop_timeout_s=stop_timeout_s, tls=tls)
+        grpc = OtlpGrpcReceiver(config, consumer, stop_timeout_s=stop_timeout_s, tls=tls)
         if not config.listen_http:
             return grpc, None
-        return grpc, make_http_receiver(config, consumer, io=self._io, stop_timeout_s=stop_timeout_s, tls=tls)
+        return grpc, make_http_receiver(config, consumer, stop_timeout_s=stop_timeout_s, tls=tls)
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config
@@ -252,7 +262,7 @@ class Sidecar:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._problem:
             routes = protect(routes, lambda _: False)
-        return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), self._io)
+        return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
 
     def _follow_gauges(self) -> None:
         config, queue = self.config, self.queue
@@ -304,7 +314,4 @@ def run(loaded: Loaded, clock: Clock) -> bool:
     if problem:
         _log.error("%s", problem)
 
-    def make(io: IoLoop, ask_stop: Callable[[], None]) -> Sidecar:
-        return Sidecar(config, clock, ask_stop, problem=problem, io=io)
-
-    return asyncio.run(serve(make))
+    return asyncio.run(serve(lambda ask_stop: Sidecar(config, clock, ask_stop, problem=problem)))

@@ -30,7 +30,7 @@ from collector.config import Config
 from collector.decode import Export
 from collector.ingest.otlp_grpc import METHOD
 from collector.recordings import Recording
-from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, print_stderr, print_stdout
+from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, print_stderr, print_stdout, running
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -219,10 +219,9 @@ def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
     config = _Patient(listen=listen, listen_http="", pages=pages, directory=str(directory), publish_interval_s=0.5)
     sidecar = Sidecar(config, clock)
     try:
-        sidecar.start()
-        yield sidecar
+        with running(sidecar):
+            yield sidecar
     finally:
-        sidecar.stop()
         logger.handlers = before
         handler.close()
 

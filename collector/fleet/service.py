@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from collector import __version__
 from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
-from collector.runtime import Clock, Health, IoLoop, StartError, Task, serve
+from collector.runtime import Clock, Health, StartError, Task, serve
 from collector.runtime.http import make_page_server
 from collector.telemetry import Metrics, table
 from exporters.pages import dispatch, make_routes, protect
@@ -39,7 +39,6 @@ class FleetService:
     def __init__(self, puller: Puller, config: Config, clock: Clock, *, interval_s: float) -> None:
         self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
         self.health = Health(clock)
-        self._io = IoLoop()
         self._clock = clock
         self._interval_s = interval_s
         self._puller = puller
@@ -63,7 +62,7 @@ class FleetService:
         )
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
-        self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes), self._io)
+        self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
         self._task = Task("fleet-pull", self.pull_round, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
 
     @property
@@ -75,11 +74,11 @@ class FleetService:
         """What was written last."""
         return self._pulled.snapshot
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Take the directory and the port, or raise StartError; then pull."""
         self._puller.start()
         try:
-            self._pages.start()
+            await self._pages.start()
         except StartError:
             self._puller.stop()
             raise
@@ -87,12 +86,11 @@ class FleetService:
         self.health.set_serving(True)
         _log.info("pulling every %g s, pages on port %d", self._interval_s, self.http_port)
 
-    def stop(self) -> bool:
+    async def stop(self) -> bool:
         """End after the round under way."""
         self.health.set_serving(False)
-        ended = self._task.stop(ROUND_TIMEOUT_S)
-        self._pages.stop()
-        self._io.close()
+        ended = await asyncio.to_thread(self._task.stop, ROUND_TIMEOUT_S)
+        await self._pages.stop()
         self._puller.stop()
         return ended
 

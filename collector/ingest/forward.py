@@ -39,7 +39,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from collector.config import Config, ConfigError, Endpoint, parse_endpoint, read_file
 from collector.decode import Export
-from collector.runtime import Background, Clock, Health, IoLoop
+from collector.runtime import Background, Clock, Health
 from collector.runtime.http import open_session
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
@@ -121,7 +121,6 @@ class Forwarder:
         config: where to, and how.
         clock: for the age of what waits.
         metrics: where it is counted: offered = Σ outcomes + what waits, per signal, always.
-        io: the loop.
         log: where exports with a number are, and how far they were passed on.
         health: what is told if the task dies.
     """
@@ -131,7 +130,6 @@ class Forwarder:
         config: Config,
         clock: Clock,
         metrics: Metrics,
-        io: IoLoop,
         log: Log,
         health: Health | None = None,
     ) -> None:
@@ -139,14 +137,13 @@ class Forwarder:
         self._config = config
         self._clock = clock
         self._metrics = metrics
-        self._io = io
         self._log = log
         self._logged: Iterator[Export] = iter(())
         self._queue: deque[_Waiting] = deque()
         self._queued_bytes = 0
         self._filled, self._emptied = asyncio.Event(), asyncio.Event()
         self._emptied.set()
-        self._task = Background(NAME, health, io)
+        self._task = Background(NAME, health)
         self._scopes = [scope.encode() for scope in config.forward_drop_scopes]
         self._failing = False
         self._headers = _headers(config)
@@ -166,27 +163,27 @@ class Forwarder:
         self._emptied.clear()
         self._filled.set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin to send, with what the process before has left in the log; the backend need not be there."""
-        for export in self._log.entries(self._log.forwarded_seq + 1, self._log.newest):
-            self.enqueue(Signal.TRACES, b"", export.spans, export.seq)
+        for spans, seq in await asyncio.to_thread(self._unsent):
+            self.enqueue(Signal.TRACES, b"", spans, seq)
         self._task.start(self._run())
 
-    def stop(self) -> bool:
+    def _unsent(self) -> list[tuple[int, int]]:
+        return [(each.spans, each.seq) for each in self._log.entries(self._log.forwarded_seq + 1, self._log.newest)]
+
+    async def stop(self) -> bool:
         """Send what is left for ``FLUSH_S``; False if something was lost."""
-        self._io.run(self._flush())
-        self._task.stop()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_S):
+                await self._emptied.wait()
+        await self._task.stop()
         lost = [waiting for waiting in self._queue if not waiting.seq]
         for waiting in lost:
             self._count(waiting, ForwardOutcome.DROPPED)
         if lost:
             _log.warning("%d exports are lost: they were not passed on before the end", len(lost))
         return not lost
-
-    async def _flush(self) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
-                await self._emptied.wait()
 
     async def _run(self) -> None:
         make = _GrpcBackend if self._config.forward.startswith("grpc") else _HttpBackend

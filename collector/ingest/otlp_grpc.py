@@ -20,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1.health import aio as grpc_health
 
 from collector.config import Config, parse_endpoint
-from collector.runtime import IoLoop, cannot_listen
+from collector.runtime import cannot_listen
 from collector.telemetry import Outcome, Signal, Transport
 
 from .access import TlsFiles
@@ -103,30 +103,19 @@ class OtlpGrpcReceiver:
         config: Config,
         consumer: ExportConsumer,
         *,
-        io: IoLoop,
         stop_timeout_s: float,
         tls: TlsFiles | None = None,
     ) -> None:
         self.port = 0
         self._config = config
-        self._io = io
         self._stop_timeout_s = stop_timeout_s
         self._tls = tls
         self._health = grpc_health.HealthServicer()
         self._handler = _ExportHandler(consumer)
         self._server: grpc.aio.Server | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Bind and serve, or raise StartError."""
-        self._io.run(self._start())
-
-    def stop(self) -> bool:
-        """Health flips, new calls are UNAVAILABLE, calls in flight get ``stop_timeout_s`` to finish."""
-        if self._server is not None:
-            self._io.run(self._stop(self._server))
-        return True
-
-    async def _start(self) -> None:
         config = self._config
         self._server = server = grpc.aio.server(
             handlers=[self._handler],
@@ -158,6 +147,9 @@ class OtlpGrpcReceiver:
         for name in ("", SERVICE):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
 
-    async def _stop(self, server: grpc.aio.Server) -> None:
-        await self._health.enter_graceful_shutdown()
-        await server.stop(self._stop_timeout_s)
+    async def stop(self) -> bool:
+        """Health flips, new calls are UNAVAILABLE, calls in flight get ``stop_timeout_s`` to finish."""
+        if self._server is not None:
+            await self._health.enter_graceful_shutdown()
+            await self._server.stop(self._stop_timeout_s)
+        return True

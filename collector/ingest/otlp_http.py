@@ -23,7 +23,6 @@ from multidict import CIMultiDict
 
 from collector.config import Config, parse_endpoint
 from collector.decode import SMALL_BYTES, has_too_many_values, json_to_protobuf
-from collector.runtime import IoLoop
 from collector.runtime.http import HttpServer
 from collector.telemetry import Outcome, Signal, Transport
 
@@ -159,13 +158,10 @@ def make_http_receiver(
     config: Config,
     consumer: ExportConsumer,
     *,
-    io: IoLoop,
     stop_timeout_s: float,
     tls: TlsFiles | None = None,
 ) -> HttpServer:
     """A receiver on one endpoint."""
     handle, context = _ExportHandler(consumer).handle, tls.context() if tls is not None else None
-    purpose = "OTLP/HTTP", "listen_http"
-    return HttpServer(
-        parse_endpoint(config.listen_http), handle, purpose, io, stop_timeout_s=stop_timeout_s, tls=context
-    )
+    endpoint, purpose = parse_endpoint(config.listen_http), ("OTLP/HTTP", "listen_http")
+    return HttpServer(endpoint, handle, purpose, stop_timeout_s=stop_timeout_s, tls=context)

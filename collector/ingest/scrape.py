@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from collector.config import Config, ConfigError, parse_owned, read_file
 from collector.decode.pages import PAGE_BYTES_MAX, PageFault, ScrapedPage, parse_page
-from collector.runtime import REPORT_ONCE, Background, Clock, Health, IoLoop, end_tasks, in_own_thread
+from collector.runtime import REPORT_ONCE, Background, Clock, Health, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
@@ -154,7 +154,6 @@ class Scraper:
     Args:
         config: where they are, and how often they are asked.
         clock: stamps pages.
-        io: the loop.
         count: what came of a question for ``counters``, or for ``discovery``.
         tell: takes what a server says of the engines whose name matches a pattern.
         health: what is told if the task dies.
@@ -165,7 +164,6 @@ class Scraper:
         self,
         config: Config,
         clock: Clock,
-        io: IoLoop,
         count: Callable[[str, PullOutcome], None] = lambda *_: None,
         tell: Callable[[str, Facts], None] = lambda *_: None,
         health: Health | None = None,
@@ -186,7 +184,7 @@ class Scraper:
         self._pages: deque[ScrapedPage] = deque(maxlen=QUEUE_PAGES)
         self._servers: dict[ScrapeTarget, list[asyncio.Task[None]]] = {}
         """Those that are scraped, and who asks them."""
-        self._background = Background("scraper", health, io)
+        self._background = Background("scraper", health)
         self._token: Callable[[], str] = str
         if path := config.scrape_token_file:  # a mounted Secret is swapped under us
             self._token = WatchedFiles(
@@ -198,14 +196,14 @@ class Scraper:
         """How many servers are scraped now."""
         return len(self._servers)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Begin, if there is anybody to ask."""
         if self._is_needed:
             self._background.start(self._run())
 
-    def stop(self) -> bool:
+    async def stop(self) -> bool:
         """Ask no more; questions under way end. Always True: no page is owed to anybody."""
-        self._background.stop()
+        await self._background.stop()
         return True
 
     def take(self) -> list[ScrapedPage]:

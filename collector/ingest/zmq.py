@@ -26,7 +26,7 @@ from collector.config import Config, ConfigError, Owned, parse_owned
 from collector.decode import fpm, kv
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
-from collector.runtime import Background, Clock, Health, IoLoop, SteadyClock
+from collector.runtime import Background, Clock, Health, SteadyClock
 from collector.telemetry import Counts, Metrics, Outcome, Skip, table
 
 QUEUE_MAX = 50_000
@@ -156,7 +156,6 @@ class Subscriber(Generic[T]):
         config: names them.
         metrics: where it is counted.
         clock: says when messages came, but never goes back.
-        io: the loop.
         health: what is told if a task dies.
         is_short: whether the process has more memory than its limit.
     """
@@ -167,7 +166,6 @@ class Subscriber(Generic[T]):
         config: Config,
         metrics: Metrics,
         clock: Clock,
-        io: IoLoop,
         health: Health | None = None,
         is_short: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -179,8 +177,7 @@ class Subscriber(Generic[T]):
             raise ConfigError(feed.key, "pyzmq is not installed: install tracefit's extra kv") from None
         self._metrics = metrics
         self._clock = SteadyClock(clock)
-        self._io = io
-        self._task = Background(f"{feed.key}-receiver", health, io)
+        self._task = Background(f"{feed.key}-receiver", health)
         self._is_short = is_short
         self._lock = threading.Lock()
         """Guards the queue; all else belongs to the loop."""
@@ -193,15 +190,15 @@ class Subscriber(Generic[T]):
         metrics.follow(table.SIZE, lambda: self._queued, feed.key)
         metrics.set(table.CAPACITY, QUEUE_MAX, feed.key)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Open the sockets and listen, whether or not anybody is there; ConfigError when that is impossible."""
         if self._endpoints:
-            self._io.run(self._open())
+            self._open()
             self._task.start(self._listen())
 
-    def stop(self) -> bool:
+    async def stop(self) -> bool:
         """Listen no more, and close the sockets. Always True: nobody's message was acknowledged."""
-        self._task.stop()
+        await self._task.stop()
         if self._context is not None:
             self._context.destroy(linger=0)
         return True
@@ -212,7 +209,7 @@ class Subscriber(Generic[T]):
             taken, self._queue, self._queued = self._queue, deque(), 0
         return list(taken)
 
-    async def _open(self) -> None:
+    def _open(self) -> None:
         zmq, feed, endpoints = self._zmq, self._feed, self._endpoints
         self._context = context = zmq.Context()
         high_water = max(SOCKET_BYTES // (feed.body_bytes_max * len(endpoints)), 1)
@@ -229,7 +226,7 @@ class Subscriber(Generic[T]):
                 _log.warning("%s: memory is over its limit: all connections are closed for a second", key)
                 self._context.destroy(linger=0)
                 await asyncio.sleep(REOPEN_S)
-                await self._open()
+                self._open()
             if is_due := now_s() >= due_s:
                 due_s = now_s() + REOPEN_S
             for subscription in self._subscriptions:

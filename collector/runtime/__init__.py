@@ -16,7 +16,7 @@ from .filesystem import (
     resident_bytes,
     sentence,
 )
-from .loop import Background, IoLoop, end_tasks, in_own_thread, serve
+from .loop import Background, end_tasks, in_own_thread, running, serve
 from .tasks import Clock, Health, Part, SteadyClock, Task
 from .terminal import (
     REPORT_ONCE,
@@ -38,7 +38,6 @@ __all__ = [
     "Background",
     "Clock",
     "Health",
-    "IoLoop",
     "MemoryGuard",
     "Part",
     "PrintLine",
@@ -55,6 +54,7 @@ __all__ = [
     "print_stdout",
     "progress",
     "resident_bytes",
+    "running",
     "sentence",
     "serve",
     "set_log_level",

@@ -1,6 +1,6 @@
 """HTTP on aiohttp: a server with a bounded number of connections, and a client whose every answer is bounded.
 
-Both run in the loop (collector/runtime/loop.py). The server closes a connection on which no whole request has come for
+Both run in the loop. The server closes a connection on which no whole request has come for
 ``REQUEST_TIMEOUT_S``. When all places are taken, the address that holds most of them gives one up for each newcomer, so
 that clients which are silent, send half a request or read no answer lock nobody out. The client follows no redirect,
 asks no proxy of the environment, keeps no cookie and unpacks nothing.
@@ -27,7 +27,7 @@ from yarl import URL
 from collector.config import Endpoint
 
 from .filesystem import cannot_listen, sentence
-from .loop import IoLoop, end_tasks, in_own_thread
+from .loop import end_tasks, in_own_thread
 
 CONNECTIONS_MAX = 64
 """Of one server, open at once; the one that waits longest for its client makes room for a newcomer."""
@@ -93,7 +93,6 @@ class HttpServer:
         endpoint: where to listen; a colon in the address means IPv6, port 0 lets the kernel choose, see ``port``.
         handle: answers a request.
         purpose: what it serves, and the key of the endpoint, for the sentence that says that it cannot.
-        io: the loop.
         stop_timeout_s: how long a response may still take when the server stops.
         tls: None serves in the clear.
     """
@@ -103,7 +102,6 @@ class HttpServer:
         endpoint: Endpoint,
         handle: Handle,
         purpose: tuple[str, str],
-        io: IoLoop,
         *,
         stop_timeout_s: float = 1.0,
         tls: ssl.SSLContext | None = None,
@@ -114,7 +112,6 @@ class HttpServer:
         self._purpose = purpose
         self._stop_timeout_s = stop_timeout_s
         self._tls = tls
-        self._io = io
         self._options: dict[str, Any] = {
             "access_log": None,
             "keepalive_timeout": REQUEST_TIMEOUT_S,
@@ -129,18 +126,8 @@ class HttpServer:
         self._accepting: list[asyncio.Task[None]] = []
         self._places: set[_Connection] = set()
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Bind and serve, or raise StartError."""
-        self._io.run(self._start())
-
-    def stop(self) -> bool:
-        """No new connections, idle ones close, responses under way get ``stop_timeout_s``."""
-        if self._server is not None:
-            self._io.run(self._stop(self._server))
-            self._server = None
-        return True
-
-    async def _start(self) -> None:
         address, port = self._endpoint
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
@@ -153,12 +140,17 @@ class HttpServer:
         self._server = web.Server(self._answer)
         self._accepting = [asyncio.create_task(self._accept(listener, self._server))]
 
-    async def _stop(self, server: web.Server) -> None:
-        """Accept nobody first; close every connection then, also one whose client does not read what it asked for."""
+    async def stop(self) -> bool:
+        """No new connections, idle ones close, responses under way get ``stop_timeout_s``.
+
+        Then every connection is closed, also one whose client does not read what it asked for.
+        """
         await end_tasks(self._accepting)
-        server.pre_shutdown()
-        await server.shutdown(self._stop_timeout_s)
+        if self._server is not None:
+            self._server.pre_shutdown()
+            await self._server.shutdown(self._stop_timeout_s)
         await end_tasks([each.serving for each in self._places])
+        return True
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
         """Serve who comes, until it is cancelled.
@@ -238,7 +230,7 @@ async def _until_readable(listener: socket.socket) -> None:
         loop.remove_reader(listener)
 
 
-def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpServer:
+def make_page_server(endpoint: Endpoint, respond: Respond) -> HttpServer:
     """A server of pages, which answers requests without a body.
 
     A page is made in a thread, and exports that come meanwhile are acknowledged.
@@ -254,7 +246,7 @@ def make_page_server(endpoint: Endpoint, respond: Respond, io: IoLoop) -> HttpSe
             response.force_close()  # a body nobody reads follows
         return response
 
-    return HttpServer(endpoint, handle, ("the pages", "pages"), io)
+    return HttpServer(endpoint, handle, ("the pages", "pages"))
 
 
 class FetchError(Exception):

@@ -1,8 +1,4 @@
-"""The asyncio loop in which all I/O of the process happens, seen from other threads.
-
-``tracefit run`` hands in the loop of its main thread, where signals arrive. Who embeds a part without a loop (a test, a
-command that is no service) gets one with a thread of its own, from the first coroutine to ``close``.
-"""
+"""What runs in the asyncio loop in which all I/O of the process happens: that of the main thread, with its signals."""
 
 from __future__ import annotations
 
@@ -11,8 +7,9 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Coroutine, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from .tasks import Health, Part
@@ -20,39 +17,6 @@ from .tasks import Health, Part
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-class IoLoop:
-    """Runs coroutines for threads that are not the loop's.
-
-    Args:
-        loop: a loop that somebody else runs; None begins an own one when it is needed.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._loop = loop
-        self._thread: threading.Thread | None = None
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for what it returns or raises."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="io", daemon=True)
-            self._thread.start()
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
-
-    def close(self) -> None:
-        """End an own loop, and what still runs in it; that of somebody else goes on."""
-        if self._thread is not None and self._loop is not None:
-            self.run(_end_others())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._loop = self._thread = None
-
-
-async def _end_others() -> None:
-    await end_tasks(asyncio.all_tasks() - {asyncio.current_task()})
 
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
@@ -84,28 +48,22 @@ class Background:
     Args:
         name: in the log and in health, if the coroutine raises.
         health: what makes the process not alive then; None if nobody depends on it.
-        io: the loop.
     """
 
-    def __init__(self, name: str, health: Health | None, io: IoLoop) -> None:
+    def __init__(self, name: str, health: Health | None) -> None:
         self._name = name
         self._health = health
-        self._io = io
         self._task: asyncio.Task[None] | None = None
 
     def start(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Begin; returns at once."""
+        self._task = asyncio.create_task(coroutine, name=self._name)
+        self._task.add_done_callback(self._tell)
 
-        async def begin() -> None:
-            self._task = asyncio.create_task(coroutine, name=self._name)
-            self._task.add_done_callback(self._tell)
-
-        self._io.run(begin())
-
-    def stop(self) -> None:
+    async def stop(self) -> None:
         """Cancel it and wait for its end, also if it never started."""
         if self._task is not None:
-            self._io.run(end_tasks([self._task]))
+            await end_tasks([self._task])
 
     def _tell(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -118,12 +76,11 @@ class Background:
 _SIGNALS = signal.SIGTERM, signal.SIGINT
 
 
-async def serve(make: Callable[[IoLoop, Callable[[], None]], Part]) -> bool:
+async def serve(make: Callable[[Callable[[], None]], Part]) -> bool:
     """Run a service in this loop until SIGTERM, SIGINT, or its own call of ``stop``; a second signal ends the process.
 
     Args:
-        make: makes it of the loop, and of what asks for the stop from any thread. It is called in a thread, as are its
-            ``start`` and ``stop``, for they wait for the loop.
+        make: makes it of what asks for the stop from any thread.
 
     Returns:
         What its ``stop`` says.
@@ -140,7 +97,37 @@ async def serve(make: Callable[[IoLoop, Callable[[], None]], Part]) -> bool:
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    service = await asyncio.to_thread(make, IoLoop(loop), ask_stop)
-    await asyncio.to_thread(service.start)
+    service = make(ask_stop)
+    await service.start()
     await asked.wait()
-    return await asyncio.to_thread(service.stop)
+    return await service.stop()
+
+
+@contextmanager
+def running(part: Part) -> Iterator[Callable[[], bool]]:
+    """Run a part in a loop with a thread of its own, for who has no loop, until the end of the block.
+
+    Yields what stops it before, and says what its ``stop`` did.
+    """
+    started: Future[Any] = Future()
+
+    async def run() -> bool:
+        loop, asked = asyncio.get_running_loop(), asyncio.Event()
+        await part.start()
+        started.set_result(lambda: loop.call_soon_threadsafe(asked.set))
+        await asked.wait()
+        return await part.stop()
+
+    def stop() -> bool:
+        if not ended.done():
+            started.result()()
+        return ended.result()
+
+    with ThreadPoolExecutor(1, "io") as pool:
+        ended = pool.submit(lambda: asyncio.run(run()))
+        wait((started, ended), return_when=FIRST_COMPLETED)
+        try:
+            if started.done():
+                yield stop
+        finally:
+            stop()

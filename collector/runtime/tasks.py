@@ -100,13 +100,13 @@ _log = logging.getLogger(__name__)
 
 
 class Part(Protocol):
-    """Something that runs from ``start`` to ``stop``; either is called at most once."""
+    """Something that runs from ``start`` to ``stop``, which are called in the loop, each at most once."""
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Take what is needed (a port, a directory) and run; StartError or ConfigError if that cannot be."""
         ...
 
-    def stop(self) -> bool:
+    async def stop(self) -> bool:
         """End, also if it never started; False if something acknowledged was lost."""
         ...
 

@@ -9,7 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from collector.config import Endpoint
-from collector.runtime import IoLoop
+from collector.runtime import running
 from collector.runtime.http import HttpServer, make_page_server
 from exporters.pages import Response, Routes, dispatch, make_routes
 from exporters.status_page import StatusPage
@@ -44,11 +44,6 @@ def answer_to(target: str, snapshot, *given, **kwargs) -> Response:
 @contextmanager
 def serving(routes, *, address="127.0.0.1", port=0) -> Iterator[HttpServer]:
     """A server of these routes."""
-    io = IoLoop()
-    server = make_page_server(Endpoint(address, port), partial(dispatch, routes), io)
-    try:
-        server.start()
+    server = make_page_server(Endpoint(address, port), partial(dispatch, routes))
+    with running(server):
         yield server
-    finally:
-        server.stop()
-        io.close()

@@ -25,6 +25,7 @@ from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import METHOD
 from collector.ingest.otlp_http import CONTENT_TYPE
 from collector.ingest.status import Answer
+from collector.runtime import running
 from collector.runtime.filesystem import SystemFiles
 from collector.runtime.tasks import Clock
 from collector.service import checkpoint, worker
@@ -125,15 +126,18 @@ class SmallVolume(SystemFiles):
 
 @contextlib.contextmanager
 def running_sidecar(directory: Path, files: SystemFiles | None = None, **overrides: str) -> Iterator[Sidecar]:
-    """Between the times that are configured it looks at its work again and again: a test does not wait for that."""
+    """Between the times that are configured it looks at its work again and again: a test does not wait for that.
+
+    ``halt`` stops it before the end.
+    """
     sidecar = Sidecar(make_config(directory, **overrides), Clock(), files=files)
     write = getattr(files, "write_atomically", write_atomically)
-    with mock.patch.object(worker, "IDLE_WAIT_S", 0.05), mock.patch.object(checkpoint, "write_atomically", write):
-        sidecar.start()
-        try:
-            yield sidecar
-        finally:
-            sidecar.stop()
+    with (
+        mock.patch.object(worker, "IDLE_WAIT_S", 0.05),
+        mock.patch.object(checkpoint, "write_atomically", write),
+        running(sidecar) as sidecar.halt,
+    ):
+        yield sidecar
 
 
 def call_export(port: int, payload: bytes, *, timeout_s=100.0, wait=True, credentials=None, **how) -> bytes:

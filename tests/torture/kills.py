@@ -117,11 +117,11 @@ def be_a_victim(trouble, seed, stage):
     checkpoint.write_atomically = disk.write_atomically
 
     class Victim(Sidecar):
-        def start(self):
-            super().start()
+        async def start(self):
+            await super().start()
             print(self.grpc_port, flush=True)
 
-    return 0 if asyncio.run(serve(lambda io, stop: Victim(load(None, os.environ), clock, stop, disk, io=io))) else 1
+    return 0 if asyncio.run(serve(lambda stop: Victim(load(None, os.environ), clock, stop, disk))) else 1
 
 
 # --- the load ---------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collector.decode.pages import facts_in
 from collector.identity.resolver import ConfigResolver, EngineFacts
 from collector.ingest.discovery import BODY_BYTES_MAX, QUESTIONS, read_models, read_version, request_facts
 from collector.ingest.scrape import Scraper
-from collector.runtime import Clock, IoLoop
+from collector.runtime import Clock, running
 from collector.runtime.http import HttpClient
 from collector.telemetry.reasons import PullOutcome
 from tests.support.clocks import eventually
@@ -97,19 +97,16 @@ def fact_of(resolver, instance, name):
 def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tell_and_others_everything(tmp_path):
     (tmp_path / "token").write_text("secret")
     with answering(GOOD) as page, answering(GOOD) as other:
-        scraped, resolver, io = f"http://[::ffff:127.0.0.1]:{page.port}", ConfigResolver(), IoLoop()
+        scraped, resolver = f"http://[::ffff:127.0.0.1]:{page.port}", ConfigResolver()
         config = Config(
             scrape=(scraped,),
             scrape_interval_s=3600.0,
             scrape_token_file=str(tmp_path / "token"),
             discover=(f"pod-*=http://127.0.0.1:{other.port}/",),
         )
-        scraper = Scraper(config, Clock(), io, tell=resolver.discovered)
-        scraper.start()
-        eventually(lambda: fact_of(resolver, scraped, "vllm_version") and fact_of(resolver, "pod-1", "block_size"))
-        eventually(lambda: len(page.asked) == 3)
-        scraper.stop()
-        io.close()
+        with running(Scraper(config, Clock(), tell=resolver.discovered)):
+            eventually(lambda: fact_of(resolver, scraped, "vllm_version") and fact_of(resolver, "pod-1", "block_size"))
+            eventually(lambda: len(page.asked) == 3)
     assert fact_of(resolver, scraped, "block_size") is fact_of(resolver, "http://127.0.0.1:8000", "model") is None
     assert [sorted(path for path, _ in server.asked) for server in (page, other)] == [sorted(GOOD)] * 2, "each once"
     assert {headers["Authorization"] for _, headers in page.asked} == {"Bearer secret"}
@@ -118,13 +115,11 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
 
 def test_a_server_that_has_not_answered_is_asked_who_it_is_again(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.REFRESH_S", 0.05)
-    answers, told, io = iter([503] * 3), {}, IoLoop()
+    answers, told = iter([503] * 3), {}
     with PageServer(lambda path, _: (next(answers, 200), {}, GOOD[path])) as server:
-        scraper = Scraper(Config(discover=(server.url.removesuffix("/metrics"),)), Clock(), io, tell=told.__setitem__)
-        scraper.start()
-        eventually(lambda: told)
-        scraper.stop()
-        io.close()
+        config = Config(discover=(server.url.removesuffix("/metrics"),))
+        with running(Scraper(config, Clock(), tell=told.__setitem__)):
+            eventually(lambda: told)
     assert told["*"]["model"] == "meta/llama"
 
 

@@ -26,7 +26,7 @@ from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
 from collector.ingest.queue import AdmissionQueue
-from collector.runtime import IoLoop
+from collector.runtime import running
 from collector.runtime.tasks import Clock
 from collector.telemetry import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
@@ -62,10 +62,17 @@ class Receivers:
         self.metrics = Metrics(CollectorRegistry())
         self.queue = Queue(Clock(), capacity_bytes=MIB, wait_s=wait_s)
         self.consumer = ExportConsumer(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
-        self.io = IoLoop()
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)
-        self.grpc = OtlpGrpcReceiver(config, self.consumer, io=self.io, stop_timeout_s=0.5)
-        self.http = make_http_receiver(config, self.consumer, io=self.io, stop_timeout_s=0)
+        self.grpc = OtlpGrpcReceiver(config, self.consumer, stop_timeout_s=0.5)
+        self.http = make_http_receiver(config, self.consumer, stop_timeout_s=0)
+
+    async def start(self):
+        await self.grpc.start()
+        await self.http.start()
+
+    async def stop(self):
+        await self.grpc.stop()
+        await self.http.stop()
 
     def fill(self):
         """There is no room."""
@@ -97,23 +104,15 @@ class Receivers:
 
 
 @contextlib.contextmanager
-def running(wait_s=0.1, message_max_mib=8):
+def receiving(wait_s=0.1, message_max_mib=8):
     made = Receivers(wait_s, message_max_mib)
-    started = []
-    try:
-        for each in (made.grpc, made.http):
-            each.start()
-            started.append(each)
+    with running(made) as made.halt:
         yield made
-    finally:
-        for each in started:
-            each.stop()
-        made.io.close()
 
 
 @pytest.fixture
 def receivers():
-    with running() as made:
+    with receiving() as made:
         yield made
 
 
@@ -228,7 +227,7 @@ def test_where_there_is_no_room_everybody_is_told_when_to_come_again_in_the_word
 
 
 def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of_the_stop():
-    with running(wait_s=100) as receivers, ThreadPoolExecutor(6) as callers:
+    with receiving(wait_s=100) as receivers, ThreadPoolExecutor(6) as callers:
         receivers.fill()
         first = callers.submit(receivers.call, ONE)
         eventually(lambda: receivers.queue.asked == 1)
@@ -261,7 +260,7 @@ def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkey
 
 
 def test_the_size_limit_holds_for_what_comes_out_of_gzip_too():
-    with running(message_max_mib=1) as receivers:
+    with receiving(message_max_mib=1) as receivers:
         large = bytes(16 * MIB)
         bomb = gzip.compress(large)
         assert len(bomb) < MIB
@@ -286,7 +285,7 @@ def test_health_serves_until_the_stop_begins(receivers):
         assert caught.value.code() is CODE.NOT_FOUND
         watch = health.Watch(health_pb2.HealthCheckRequest(service=""), timeout=100)
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
-        receivers.grpc.stop()
+        receivers.halt()
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
 
 
@@ -332,7 +331,7 @@ def test_connections_that_dawdle_or_go_away_in_the_middle_of_a_body_give_way_to_
 
 
 def test_senders_of_large_bodies_that_never_end_keep_nobody_out():
-    with running(message_max_mib=1) as receivers, ThreadPoolExecutor(12) as senders, contextlib.ExitStack() as stack:
+    with receiving(message_max_mib=1) as receivers, ThreadPoolExecutor(12) as senders, contextlib.ExitStack() as stack:
         for _ in range(12):
             client = stack.enter_context(receivers.connect(LENGTH % (MIB - 1)))
             senders.submit(client.sendall, bytes(MIB - 2))

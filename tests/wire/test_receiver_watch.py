@@ -1,6 +1,7 @@
 """Whoever of the process may be late is named in the runbook."""
 
 from collector.app import Sidecar
+from collector.runtime import running
 from tests.support.clocks import FakeClock, eventually
 from tests.support.paths import DOCS
 from tests.support.sidecars import call_export, get, make_config
@@ -14,8 +15,7 @@ LATE_S = 61.0
 def test_the_runbook_names_everybody_who_may_be_late_and_silent_calls_make_nobody_late(tmp_path):
     clock = FakeClock()
     sidecar = Sidecar(make_config(tmp_path, PUBLISH_INTERVAL_S="0.5"), clock)
-    sidecar.start()
-    try:
+    with running(sidecar):
         with own_channel(sidecar.grpc_port) as channel, silent_calls(channel, 120):
             for number in range(3):
                 assert call_export(sidecar.grpc_port, make_export(1 + 10 * number).SerializeToString()) == b""
@@ -24,5 +24,3 @@ def test_the_runbook_names_everybody_who_may_be_late_and_silent_calls_make_nobod
         chapter = (DOCS / "runbooks.md").read_text(encoding="utf-8").split("## TracefitDown")[1].split("\n## ")[0]
         assert all(f"`{name}`" in chapter for name in sidecar.health.late())
         eventually(lambda: not sidecar.health.late())
-    finally:
-        sidecar.stop()

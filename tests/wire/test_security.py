@@ -172,7 +172,7 @@ def test_what_requests_say_is_nowhere_but_in_the_join_window(tmp_path, caplog):
         assert code_of(sidecar.grpc_port, export.SerializeToString()) is CODE.OK
         eventually(lambda: sidecar.queue.in_flight_bytes == 0)
         metrics = get(sidecar.http_port, "/metrics")
-        sidecar.stop()
+        sidecar.halt()
         files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
         told = [metrics, caplog.text.encode(), *files]
     assert value_of(sidecar.metrics, SPANS, "grpc", ACCEPTED) == 2

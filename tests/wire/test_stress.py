@@ -77,7 +77,7 @@ def test_everybody_at_once_neither_deadlocks_nor_tears_a_snapshot(tmp_path):
         closing.wait(SECONDS)
         eventually(lambda: max(newest))
         closing.set()
-        assert sidecar.stop(), "nothing acknowledged may be lost"
+        assert sidecar.halt(), "nothing acknowledged may be lost"
         for each in busy:
             each.result(100)
         value = partial(value_of, sidecar.metrics)

@@ -20,7 +20,7 @@ from collector.app import Sidecar
 from collector.cli import main
 from collector.config import Config, ConfigError
 from collector.ingest.zmq import FPM_FEED, KV_FEED, SOCKET_BYTES, Subscriber
-from collector.runtime import Clock, IoLoop
+from collector.runtime import Clock, running
 from collector.telemetry import Metrics, table
 from tests.support.clocks import eventually
 from tests.support.gpu_server import serve
@@ -116,9 +116,9 @@ class ZmtpPublisher:
 class Listening(Subscriber):
     """A receiver with what it counts, and the numbers of all that it handed out."""
 
-    def __init__(self, feed, config, io):
+    def __init__(self, feed, config):
         metrics, self.memory_is_short = Metrics(CollectorRegistry()), False
-        super().__init__(feed, config, metrics, Clock(), io, is_short=lambda: self.memory_is_short)
+        super().__init__(feed, config, metrics, Clock(), is_short=lambda: self.memory_is_short)
         self.count, self.taken = partial(value_of, metrics), []
 
     def seqs(self):
@@ -128,14 +128,9 @@ class Listening(Subscriber):
 
 @contextlib.contextmanager
 def listening(feed=KV_FEED, **addresses):
-    io = IoLoop()
-    one = Listening(feed, Config(**addresses), io)
-    try:
-        one.start()
+    one = Listening(feed, Config(**addresses))
+    with running(one):
         yield one
-    finally:
-        one.stop()
-        io.close()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ import pytest
 
 from collector.app import Sidecar
 from collector.config import Config, ConfigError, load, load_or_degrade
-from collector.runtime.tasks import Clock
+from collector.runtime import Clock, running
 from tests.support.sidecars import ask, metric, ready
 
 DEGRADE = {"TRACEFIT_ON_ERROR": "degrade"}
@@ -57,11 +57,8 @@ def test_a_wrong_variable_is_named_and_what_it_tells_is_the_default(environ):
 
 def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):
     sidecar = Sidecar(load(None, environ | PORTS), Clock(), problem="no token")
-    sidecar.start()
-    try:
+    with running(sidecar):
         told = ready(sidecar)
         assert (told["ok"], told["config_problem"]) == (True, "no token")
         assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
         assert ask(sidecar.http_port, "/")[0] == 401
-    finally:
-        sidecar.stop()

@@ -8,7 +8,7 @@ import pytest
 from collector.cli import main
 from collector.fleet.pull import Puller
 from collector.fleet.service import FleetService
-from collector.runtime import StartError
+from collector.runtime import StartError, running
 from collector.telemetry import table
 from tests.support.clocks import FakeClock, eventually
 from tests.support.fleets import CONFIG, NOW_NS, state_of, state_server
@@ -33,8 +33,7 @@ def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):
     with state_server(dict(states)) as server:
         sources = [f"http://127.0.0.1:{server.port}/{name}" for name in (*states, "gone")]
         service = service_of(sources, tmp_path / "fleet")
-        service.start()
-        try:
+        with running(service) as stop:
             eventually(lambda: service.snapshot() is not None)
             port = service.http_port
             eventually(lambda: metric(port, "tracefit_fleet_last_write_timestamp_seconds") > 0)
@@ -54,16 +53,14 @@ def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):
             assert get(port, "/readyz")
             assert get(port, "/healthz")
             assert get(port, "/snapshot") == (tmp_path / "fleet" / "snapshot.json").read_bytes()
-        finally:
-            assert service.stop()
+            assert stop()
 
 
 def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says_why(states, tmp_path):
     served = dict(states)
     with state_server(served) as server:
         service = service_of([f"http://127.0.0.1:{server.port}/{name}" for name in states], tmp_path / "fleet")
-        service.start()
-        try:
+        with running(service):
             eventually(lambda: value_of(service.metrics, table.FLEET_WRITTEN) > 0)
             service._task.stop(60)
             served.update(dict.fromkeys(("e0", "e1", "e2"), 500))
@@ -79,16 +76,10 @@ def test_a_round_that_writes_nothing_leaves_the_last_good_one_and_readiness_says
             (tmp_path / "fleet" / ".pull").touch()  # no directory can be made, as on a full disk
             service.pull_round()
             assert value_of(service.metrics, table.FLEET_PULL_FAILURES) == 2
-        finally:
-            service.stop()
     assert as_json(tmp_path / "fleet" / "snapshot.json")["generation"] == 1, "the same states: nothing to write"
 
 
 def test_a_second_fleet_on_the_same_directory_does_not_start(tmp_path):
     first, second = (service_of(["http://127.0.0.1:9"], tmp_path) for _ in range(2))
-    first.start()
-    try:
-        with pytest.raises(StartError, match="another process uses OUT"):
-            second.start()
-    finally:
-        first.stop()
+    with running(first), pytest.raises(StartError, match="another process uses OUT"), running(second):
+        pass

@@ -17,7 +17,7 @@ import pytest
 from collector.config import Config, ConfigError, scraping
 from collector.decode.pages import PageFault
 from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_page
-from collector.runtime import Clock, IoLoop, http
+from collector.runtime import Clock, http, running
 from collector.runtime.http import HttpClient
 from collector.telemetry import PullOutcome
 from tests.support.clocks import eventually
@@ -37,12 +37,10 @@ def config_of(*urls, **other):
 
 def outcomes(config, wanted):
     """Scrape until ``wanted`` outcomes have come; the outcomes and the pages."""
-    seen, pages, io = [], [], IoLoop()
-    scraper = Scraper(config, Clock(), io, lambda of, one: of == "counters" and seen.append(one), timeout_s=60.0)
-    scraper.start()
-    eventually(lambda: pages.extend(scraper.take()) or len(seen) >= wanted)
-    scraper.stop()
-    io.close()
+    seen, pages = [], []
+    scraper = Scraper(config, Clock(), lambda of, one: of == "counters" and seen.append(one), timeout_s=60.0)
+    with running(scraper):
+        eventually(lambda: pages.extend(scraper.take()) or len(seen) >= wanted)
     return list(seen), pages + scraper.take()
 
 
@@ -171,7 +169,7 @@ def test_a_token_is_sent_with_every_question(tmp_path):
         outcomes(config_of(server.url, scrape_token_file=str(token)), 1)
         assert server.asked[0][1]["Authorization"] == "Bearer first"
     with pytest.raises(ConfigError, match="token_file"):
-        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), Clock(), IoLoop())
+        Scraper(config_of("http://h/metrics", scrape_token_file=str(tmp_path / "none")), Clock())
 
 
 def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_where_somebody_is_asked(tmp_path):
@@ -183,20 +181,18 @@ def test_tls_needs_a_certificate_that_is_trusted_and_authorities_are_read_only_w
         url = f"https://127.0.0.1:{server.port}/metrics"
         assert outcomes(config_of(url), 1)[0][0] is PullOutcome.UNREACHABLE
         assert outcomes(config_of(url, ca_file=str(authority.ca)), 1)[0][0] is PullOutcome.READ
-    assert Scraper(Config(), Clock(), IoLoop()).tls is None
+    assert Scraper(Config(), Clock()).tls is None
     with pytest.raises(ConfigError, match="ca_file"):
-        Scraper(Config(ca_file=str(tmp_path / "none")), Clock(), IoLoop())
+        Scraper(Config(ca_file=str(tmp_path / "none")), Clock())
 
 
 def test_old_pages_go_when_nobody_takes_them(monkeypatch):
     monkeypatch.setattr("collector.ingest.scrape.QUEUE_PAGES", 2)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        seen, io = [], IoLoop()
-        scraper = Scraper(config_of(server.url), Clock(), io, lambda _, outcome: seen.append(outcome))
-        scraper.start()
-        eventually(lambda: PullOutcome.DROPPED in seen)
-        scraper.stop()
-        io.close()
+        seen = []
+        scraper = Scraper(config_of(server.url), Clock(), lambda _, outcome: seen.append(outcome))
+        with running(scraper):
+            eventually(lambda: PullOutcome.DROPPED in seen)
         assert len(scraper.take()) == 2
 
 
@@ -217,17 +213,15 @@ def test_a_fault_of_ours_ends_no_asking_and_a_server_that_is_gone_is_asked_no_mo
     monkeypatch.setattr("collector.ingest.scrape.BACKOFF_MAX_S", 0.05)
     monkeypatch.setattr("collector.ingest.scrape.parse_page", lambda _: 1 // 0)
     with PageServer(lambda *_: (200, {}, PAGE)) as server:
-        targets, io = [ScrapeTarget(server.url)], IoLoop()
+        targets = [ScrapeTarget(server.url)]
         monkeypatch.setattr(TargetList, "find_targets", lambda _: targets.copy())
-        scraper = Scraper(config_of(server.url), Clock(), io)
-        scraper.start()
-        eventually(lambda: [path for path, _ in server.asked].count("/metrics") > 2)
-        targets.clear()
-        eventually(lambda: not scraper.servers)
-        asked = len(server.asked)
-        time.sleep(0.3)
-        scraper.stop()
-        io.close()
+        scraper = Scraper(config_of(server.url), Clock())
+        with running(scraper):
+            eventually(lambda: [path for path, _ in server.asked].count("/metrics") > 2)
+            targets.clear()
+            eventually(lambda: not scraper.servers)
+            asked = len(server.asked)
+            time.sleep(0.3)
     assert len(server.asked) <= asked + 1
 
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from collector.runtime import Background, Health, IoLoop
-from tests.support.clocks import FakeClock, eventually
+from collector.runtime import Background, Health
+from tests.support.clocks import FakeClock
 
 
 async def fail():
@@ -16,11 +16,13 @@ async def fail():
 def test_a_coroutine_that_raises_makes_the_process_not_alive_and_is_in_the_log_and_one_that_is_stopped_does_not(
     faulty, caplog
 ):
-    health, io = Health(FakeClock()), IoLoop()
-    background = Background("scraper", health, io)
-    background.start(fail() if faulty else asyncio.sleep(3600))
-    eventually(lambda: health.late() == (("scraper",) if faulty else ()))
-    background.stop()
-    io.close()
-    assert bool(health.late()) is faulty
+    async def run():
+        background.start(fail() if faulty else asyncio.sleep(3600))
+        await asyncio.sleep(0.01)
+        await background.stop()
+
+    health = Health(FakeClock())
+    background = Background("scraper", health)
+    asyncio.run(run())
+    assert health.late() == (("scraper",) if faulty else ())
     assert ("scraper died" in caplog.text) == ("a fault of ours" in caplog.text) == faulty

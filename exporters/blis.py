@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from exporters.wording import REASONS, Z_95, printable, unit_text
+from exporters.wording import REASONS, estimate, printable
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
 
@@ -176,8 +176,7 @@ def _doubtful_coefficients(config: ConfigSnapshot, targets: Collection[str]) -> 
     lines = []
     for target in targets:
         for each in _features(config, target).values():
-            error = "" if each.stderr is None else f" ± {Z_95 * each.stderr:.2g}"
-            value = f"{each.coefficient:.4g}{error} {unit_text(each.unit)}"
+            value = estimate(each.coefficient, each.stderr, each.unit)
             reason = "" if each.reason is None else f", {REASONS[each.reason]}"
             if each.status != "identified":
                 line = f"not identified: {target} {each.name}: {each.status}, {value}{reason}"

@@ -25,7 +25,7 @@ REASONS: dict[str, str] = {
     "few_rows": "too few rows so far",
     "collinear": "it moves together with other features: only their sum is known; vary the load",
     "one_size": "its feature came in one size only",
-    "wide": "its standard error is a fifth of it or more",
+    "wide": "its error bar is too wide, ± 40 % or more",
     "clock_grain": "the clock of the telemetry is too coarse for these steps",
     "two_speeds": "the engines run at two speeds",
     "poor_fit": "half of the predictions are off by more than 15 %",
@@ -86,22 +86,35 @@ FEATURE_PLURALS = {
 def coefficient(value: float, unit: str, *, like: float | None = None, digits: int = 3) -> str:
     """A coefficient with its unit: ``580 µs/token``, ``1.90 ×`` for a ratio; ``like`` as in :func:`duration`."""
     if unit == RATIO:
-        return f"{significant(value, digits)} {unit_text(unit)}"
+        return f"{significant(value, digits)} ×"
     return f"{duration(value, like=like, digits=digits)}{unit.removeprefix('us')}"
 
 
-def unit_text(unit: str) -> str:
-    """A unit of a document as people read it: ``µs/token`` for ``us/token``, ``×`` for a ratio."""
-    return "×" if unit == RATIO else unit.replace("us", "µs", 1)
+def estimate(value: float, stderr: float | None, unit: str) -> str:
+    """A coefficient and half of its 95 % interval: ``15.2 ms ± 5.2 %``; not known where that is as large as itself."""
+    half = Z_95 * (stderr or 0.0)
+    if not half > 0.0:
+        return coefficient(value, unit)
+    if value == 0.0:
+        return f"0, at most {coefficient(half, unit, digits=2)}"
+    return NOT_KNOWN if half >= abs(value) else f"{coefficient(value, unit)} ± {percent(half / abs(value))}"
+
+
+NOT_KNOWN = "not known"
+
+
+def spread(low: float, high: float) -> str:
+    """``−7.0 % to +14 %``: a band of ratios, as what differs from one."""
+    return " to ".join(f"{'−' if ratio < 1.0 else '+'}{percent(abs(ratio - 1.0))}" for ratio in (low, high))
 
 
 def percent(ratio: float) -> str:
-    """A ratio in per cent, with a decimal below ten."""
+    """A ratio in per cent, with a decimal below ten, and with a digit that is not 0."""
     value = ratio * 100
     if not math.isfinite(value):
         return "unknown"
-    if value == 0:
-        return "0 %"
+    if abs(value) < 0.05:  # noqa: PLR2004 - one decimal would be a 0
+        return f"{significant(value, 1)} %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"  # noqa: PLR2004 - where rounding gives two digits
 
 
@@ -149,7 +162,7 @@ LOSSES: dict[str, str] = {
     "lacks_output_tokens": "without gen_ai.usage.completion_tokens or gen_ai.usage.output_tokens",
     "out_of_range": "with a number out of its range",
     "not_positive": "took no time by their clock",
-    "unknown_feature": "of steps whose decode context nobody knows: set vllm.block_size, or trace journeys",
+    "unknown_feature": "a feature is not known; of steps the decode context: set vllm.block_size, or trace journeys",
     "limit_exceeded": "of a configuration beyond engines_max",
     "memory": "memory_limit_mib was reached",
     "log": "the log was full, or could not be written",

@@ -60,11 +60,14 @@ _PER_UNIT = {"intercept": "", "requests": " per request", "active_experts": " fo
 
 
 def term_text(term: str, added: float | None = None) -> str:
-    """A term that moved, in words, and by how much: ``every step by the same time (+30.8 ms)``; empty of none."""
+    """A term that moved, in words, and by how much: ``every step by the same time (+30.8 ms)``; empty of none.
+
+    Where all terms moved alike, the factor of the steps says how much.
+    """
     words = _TERMS.get(term, term and f"the term {term}")
-    if not words or added is None:
+    if not words or added is None or term == "all":
         return words
-    if term in {"all", "decode", "not_prefill"}:
+    if term in {"decode", "not_prefill"}:
         return f"{words} ({added:+.0%})"
     amount = f"{added / 1e3:+.3g} ms" if abs(added) >= 1e3 else f"{added:+.3g} µs"  # noqa: PLR2004 -- a millisecond
     return f"{words} ({amount}{_PER_UNIT.get(term, ' per token')})"

@@ -6,7 +6,6 @@ configuration is chosen, and the client is asked.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from collector.config import read_file, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
 from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
-from exporters.wording import Z_95, unit_text
+from exporters.wording import REASONS, STATUS, coefficient, estimate, percent, spread
 from tracefit import (
     Coefficient,
     Config,
@@ -64,15 +63,6 @@ def read_token(path: Path | None) -> str | None:
         return next(iter(read_file(path).decode("ascii").split()), "") if path is not None else None
     except UnicodeDecodeError:
         raise StartError(f"{path} is no token: it is not text") from None
-
-
-def with_error(value: float, stderr: float | None) -> str:
-    """``15,210 ± 780``: an estimate and the half-width of its 95 % interval, to two digits of that."""
-    if stderr is None or not stderr > 0.0:
-        return f"{value:,.6g}"
-    half = Z_95 * stderr
-    digits = 1 - math.floor(math.log10(half))
-    return f"{value:,.{max(digits, 0)}f} ± {round(half, digits):,.{max(digits, 0)}f}"
 
 
 def headline(config: Config) -> str:
@@ -182,9 +172,10 @@ def _move(move: Move) -> str:
     if move.moved:
         distance += "  MOVED"
     status = "" if move.status_before == move.status_after else f"  {move.status_before} -> {move.status_after}"
-    return (
-        f"{move.feature:<24}{move.before:>12,.6g} ->{move.after:>12,.6g} {unit_text(move.unit):<12} {distance}{status}"
+    before, after = (
+        coefficient(each, move.unit, like=max(move.before, move.after)) for each in (move.before, move.after)
     )
+    return f"{move.feature:<23} {before:>17} -> {after:<17} {distance}{status}"
 
 
 def _step(step: TypicalStep) -> str:
@@ -209,7 +200,8 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
     if in_json:
         print_stdout(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
     else:
-        print_stdout(f"generation {snapshot.generation}, {counted(len(snapshot.configs), 'configuration')}; ± is 95 %")
+        configurations = counted(len(snapshot.configs), "configuration")
+        print_stdout(f"generation {snapshot.generation}, {configurations}; ± is half of a 95 % interval")
         for config in configs:
             for line in shown_lines(config, snapshot.as_of_unix_nano):
                 print_stdout(line)
@@ -234,8 +226,8 @@ def _verdict_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
     """Usable or not and why, what changed of late, what its telemetry hides, and since when nobody sends."""
     verdict, step = config.verdict, config.targets.get(_STEP_TIME)
     if verdict.usable and step is not None and step.mean_us is not None and verdict.error is not None:
-        took = f"a step takes {duration(step.mean_us)} on average, and is predicted to ± {verdict.error:.1%}"
-        yield f"  verdict   {verdict.state}: {took}"
+        took = f"a step takes {duration(step.mean_us)} on average, the median error of predictions is"
+        yield f"  verdict   {verdict.state}: {took} {percent(verdict.error)}"
     else:
         yield f"  verdict   {'; '.join((verdict.state, *verdict.reasons))}"
     if verdict.change is not None:
@@ -256,20 +248,19 @@ def published(target: Target) -> list[Model]:
 
 
 def _target_lines(name: str, target: Target, model: Model) -> Iterator[str]:
-    error = "" if model.median_ape is None else f", median error {model.median_ape:.1%}"
+    error = "" if model.median_ape is None else f", median error {percent(model.median_ape)}"
     usual = "" if target.mean_us is None else f", {duration(target.mean_us)} on average"
     yield f"  {name}  ({model.name}: {model.rows:,} rows{error}{usual})"
     for each in model.coefficients:
         yield f"    {_coefficient(each)}"
     if target.interval is not None:
-        low, high = target.interval.pooled
-        yield f"    8 of 10 within {low:.2f} to {high:.2f} of the prediction"
+        yield f"    8 of 10 differ from the prediction by {spread(*target.interval.pooled)}"
 
 
 def _coefficient(each: Coefficient) -> str:
-    reason = f", {each.reason.replace('_', ' ')}" if each.reason else ""
-    value, sign, bar = with_error(each.value, each.stderr).partition(" ± ")
-    return f"{each.name:<24}{value:>12}{sign + bar:<11} {unit_text(each.unit):<12} {each.status}{reason}"
+    why = REASONS.get(each.reason, each.reason) or STATUS.get(each.status, "") * (each.status != "identified")
+    status = each.status.replace("_", " ") + f": {why}" * bool(why)
+    return f"{each.name:<23} {estimate(each.value, each.stderr, each.unit):<24} {status}"
 
 
 def _shown_tree(config: Config) -> dict[str, object]:

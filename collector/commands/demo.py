@@ -34,9 +34,9 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, print_std
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
-from exporters.wording import unit_text
+from exporters.wording import estimate, percent
 
-from .ask import ask, published, shown_lines, with_error
+from .ask import ask, published, shown_lines
 
 MONOTONIC_NS_KEYS = frozenset(
     {"step.ts_start_ns", "step.ts_end_ns", "step.ts_output_ns", "step.ts_done_ns", "ts.monotonic_ns"}
@@ -50,7 +50,7 @@ QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_
 """The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _DATA, _PACKED = Path(__file__).resolve().parents[2] / "tests" / "data", Path(__file__).with_name("recordings")
-_CELL = 21
+_CELL = 23
 
 
 # --- the recording ----------------------------------------------------------------------------------------------------
@@ -242,7 +242,7 @@ def demo(
     directory = (directory or Path("snapshots", "demo")).absolute()
     engine = directory.name if gpu else ""
     forget_last_run(directory)
-    interrupted = False
+    course, interrupted = Course(), False
     try:
         with running_sidecar(directory, clock) as sidecar:
             listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
@@ -252,54 +252,63 @@ def demo(
                 print_stdout(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
             print_stdout(f"  OTLP/gRPC  {listen}")
             print_stdout("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
-            print_stdout("What one scheduler step costs, in µs (± 95 %), as the evidence comes in; Ctrl-C ends it.")
-            send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch_of(f"http://{pages}", clock))
+            print_stdout("What one step costs, as the evidence comes in; ± is half of a 95 % interval. Ctrl-C ends it.")
+            watch = watch_of(course, f"http://{pages}", clock)
+            send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch)
     except KeyboardInterrupt:
         interrupted = True
         print_stdout("stopping")
-    learned = conclude(directory / SNAPSHOT_NAME, question)
+    learned = conclude(directory / SNAPSHOT_NAME, course, question)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-def watch_of(address: str, clock: Clock) -> Callable[[float], None]:
-    """What prints a line of the step's coefficients where the sidecar has published new ones, every 1.5 s at most."""
-    due_ns, shown_rows, header = 0, 0, ""
+class Course:
+    """The table of the step's coefficients: a line where rows were learned since the last one."""
+
+    def __init__(self) -> None:
+        self._rows, self._titles = 0, ""
+
+    def add(self, when: str, configs: Iterable[tracefit.Config]) -> None:
+        """Print what is new in the first configuration that has learned more."""
+        found = [published(each.targets["step_time"]) for each in configs if "step_time" in each.targets]
+        for model in [each[0] for each in found if each and each[0].rows > self._rows][:1]:
+            self._rows = model.rows
+            titles = _line("recorded", "rows", [each.name for each in model.coefficients], "error")
+            if titles != self._titles:
+                print_stdout(titles)
+            self._titles = titles
+            texts = [estimate(each.value, each.stderr, each.unit) for each in model.coefficients]
+            print_stdout(
+                _line(when, f"{model.rows:,}", texts, "" if model.median_ape is None else percent(model.median_ape))
+            )
+
+
+def _line(when: str, rows: str, cells: Iterable[str], error: str) -> str:
+    return f"{when:>9} {rows:>6}{''.join(f'{cell:>{_CELL}}' for cell in cells)} {error:>6}"
+
+
+def watch_of(course: Course, address: str, clock: Clock) -> Callable[[float], None]:
+    """What asks the sidecar for new coefficients, every 1.5 s at most."""
+    due_ns = 0
 
     def watch(recorded_s: float) -> None:
-        nonlocal due_ns, shown_rows, header
+        nonlocal due_ns
         if clock.monotonic_ns() < due_ns:
             return
         due_ns = clock.monotonic_ns() + int(POLL_S * 1e9)
-        try:
-            configs = tracefit.load(address).configs
-        except tracefit.LoadError:
-            return
-        found = [published(each.targets["step_time"]) for each in configs if "step_time" in each.targets]
-        for model in [each[0] for each in found if each and each[0].rows > shown_rows][:1]:
-            shown_rows = model.rows
-            names = [f"{_short(each.name)} [{unit_text(each.unit)}]" for each in model.coefficients]
-            titles = f"{'recorded':>9} {'rows':>6} " + " ".join(f"{name:>{_CELL}}" for name in names) + "  error"
-            if titles != header:
-                print_stdout(titles)
-            header = titles
-            texts = [with_error(each.value, each.stderr) for each in model.coefficients]
-            error = "" if model.median_ape is None else f"{model.median_ape:6.1%}"
-            columns = " ".join(f"{text:>{_CELL}}" for text in texts)
-            print_stdout(f"{recorded_s:>7.0f} s {model.rows:>6} {columns} {error}")
+        with contextlib.suppress(tracefit.LoadError):
+            course.add(f"{recorded_s:.0f} s", tracefit.load(address).configs)
 
     return watch
 
 
-def _short(name: str) -> str:
-    return name.replace("decode_context_tokens", "context").replace("_tokens", "")
-
-
-def conclude(path: Path, question: Mapping[str, float]) -> bool:
-    """The verdict on what was learned, and what one asks of it next; False if nothing was."""
+def conclude(path: Path, course: Course, question: Mapping[str, float]) -> bool:
+    """What was learned at the end, the verdict on it, and what one asks of it next; False if nothing was."""
     if not path.is_file():
         print_stdout("nothing was learned")
         return False
     snapshot = tracefit.load(path)
+    course.add("end", snapshot.configs)
     for config in snapshot.configs:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             print_stdout(line)

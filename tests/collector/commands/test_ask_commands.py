@@ -61,7 +61,7 @@ PLANNED = ["fits      34 requests", "breaks the ITL target", "4 engines are need
         ("plan", f"{LOAD} --itl 30ms --ttft 1s --rate 12", None, PLANNED),
         ("plan", "--prompt 99 --output 9 --itl 300s", unlimited, ["fits      60 ", "give max_num_seqs or kv_tokens"]),
         ("plan", "--prompt 99 --output 9 --itl 300s --max-num-seqs 500", unlimited, ["fits      500 requests"]),
-        ("show", "", None, ["verdict   usable", "7,900 ± 78", "identified", "max_num_seqs 128"]),
+        ("show", "", None, ["verdict   usable", "7.90 ms ± 1.0 %", "identified", "max_num_seqs 128"]),
         ("diff", "", slower, ["+8.8 standard errors  MOVED", "(+3.7%)"]),
         ("diff", "", all_slower, ["what moved: every term alike"]),
     ],

@@ -52,17 +52,20 @@ class Counts:
             for name, labels, value, *_ in chain.from_iterable(family.samples for family in families):
                 if value > 0.0 and labels.get("of") != "discovery":
                     reason = labels.get("reason") or labels.get("outcome") or labels.get("version", "")
-                    self._by_name[name][reason] += int(value)
+                    target = labels.get("target")
+                    self._by_name[name][f"{reason} {target}" if target else reason] += int(value)
         except (ArithmeticError, LookupError, ValueError) as error:
             raise StartError(f"what answers is no page of metrics: {error}") from None
 
     def of(self, metric: table.Metric) -> Counter[str]:
-        """By reason, or outcome; that of the build by version."""
+        """By reason, or outcome, and the target of rows behind it; that of the build by version."""
         return self._by_name[metric.exposed_name]
 
     def lost(self, metric: table.Metric) -> Counter[str]:
         """The same without the outcomes that are no loss."""
-        return Counter({reason: number for reason, number in self.of(metric).items() if reason not in _KEPT})
+        return Counter(
+            {reason: number for reason, number in self.of(metric).items() if reason.partition(" ")[0] not in _KEPT}
+        )
 
     def has_configurations(self) -> bool:
         """Whether anything is published."""
@@ -210,7 +213,10 @@ def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -
 
 
 def _reasons(lost: Counter[str]) -> str:
-    shown = [f"{count:,} {reason_text(reason)}" for reason, count in lost.most_common(_REASONS_SHOWN)]
+    shown = []
+    for reason, count in lost.most_common(_REASONS_SHOWN):
+        word, _, target = reason.partition(" ")
+        shown.append(f"{count:,} {f'of {target}: ' * bool(target)}{reason_text(word)}")
     return ", ".join([*shown, *(["…"] if len(lost) > _REASONS_SHOWN else [])])
 
 

@@ -35,6 +35,7 @@ from collector.commands.arguments import (
     json_option,
     many,
     out_option,
+    result_options,
     state_source,
     token_option,
     which_option,
@@ -44,13 +45,15 @@ from collector.config import (
     ENV_PREFIX,
     Config,
     ConfigError,
+    as_yaml,
     explain_key,
     json_schema,
+    load,
     load_or_degrade,
+    origins,
     scraping,
 )
 from collector.config import to_tree as config_tree
-from collector.config import to_yaml as config_yaml
 from collector.runtime import (
     EXIT_CONFIG,
     EXIT_FAILED,
@@ -209,7 +212,7 @@ def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> i
 @click.argument("before", metavar=SOURCE)
 @click.argument("after", metavar=SOURCE)
 @token_option
-@json_option
+@result_options
 def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
     """Which coefficients moved from one snapshot to another."""
     from collector.commands import ask  # noqa: PLC0415
@@ -221,7 +224,7 @@ def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> 
 @tracefit.command()
 @click.argument("url", metavar="HOST:PORT")
 @token_option
-@json_option
+@result_options
 def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
     """What a sidecar or an inference server lacks, and what to change."""
     from collector.commands.ask import read_token  # noqa: PLC0415
@@ -250,15 +253,16 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
 @out_option("Where the result goes (standard output); of blis-trace, a directory", required=False, of=FILE)
 @which_option
 @token_option
-def export(*, snapshot: str, file_format: str, out: Path | None, **options: Any) -> int:
+@json_option
+def export(*, snapshot: str, file_format: str, out: Path | None, in_json: bool, **options: Any) -> int:
     """A snapshot's coefficients for other programs."""
     from collector.commands.export import export_snapshot, export_traffic  # noqa: PLC0415
 
     if file_format != "blis-trace":
-        return export_snapshot(snapshot, out, file_format=file_format, **options)
+        return export_snapshot(snapshot, out, file_format=file_format, in_json=in_json, **options)
     if out is None or out.is_file():
         raise ConfigError("--out", "a trace is two files; say in which directory")
-    return export_traffic(Path(snapshot), out)
+    return export_traffic(Path(snapshot), out, in_json=in_json)
 
 
 # --- recordings and fleets --------------------------------------------------------------------------------------------
@@ -382,7 +386,7 @@ def lab_evaluate(
 
 @lab.command("donors")
 @many("paths", "DIR")
-@json_option
+@result_options
 def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
     """Compare the configurations of saved states: which one to measure next."""
     from collector.evaluate.donors import compare_donors  # noqa: PLC0415
@@ -395,11 +399,12 @@ def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
 @out_option("The merged state")
 @click.option("--snapshot", type=NEW_FILE, metavar="OUT", help="Its coefficients as well, and who differs.")
 @with_config
-def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config) -> int:
+@json_option
+def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, config: Config, in_json: bool) -> int:
     """Add what several sidecars learned into one state."""
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
-    return merge_files(states, out, config, snapshot)
+    return merge_files(states, out, config, snapshot, in_json=in_json)
 
 
 # --- the configuration ---------------------------------------------------------------------------
@@ -411,31 +416,41 @@ def configuration() -> None:
 
 
 @configuration.command("check")
-@with_config
-@json_option
-def config_check(*, config: Config, in_json: bool) -> int:
-    """Check it, and print it."""
+@click.option("--changed", is_flag=True, help="Only the keys that a file, a variable or a profile sets.")
+@config_options
+@result_options
+def config_check(*, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
+    """Check it, and print it; behind a key that was set stands by what."""
     from collector.app import Sidecar  # noqa: PLC0415
 
-    Sidecar(config, Clock())  # to make one is to check it
-    print_stdout(json.dumps(config_tree(config), indent=2) if in_json else config_yaml(config).rstrip("\n"))
+    asked = config, os.environ, profile
+    loaded, set_by = load(*asked), origins(*asked)
+    Sidecar(loaded, Clock())  # to make one is to check it
+    tree = {key: value for key, value in config_tree(loaded).items() if key in set_by or not changed}
+    print_stdout(json.dumps(tree, indent=2) if in_json else as_yaml(tree, set_by))
     return EXIT_OK
 
 
 @configuration.command("explain")
 @click.argument("key", default="")
-def config_explain(key: str) -> int:
-    """What a key means and takes; without KEY, every key."""
+@config_options
+@result_options
+def config_explain(*, key: str, config: Path | None, profile: str | None, in_json: bool) -> int:
+    """What a key means and takes; without KEY, every key. What is set is marked."""
+    set_by: dict[str, str] = {}
+    with contextlib.suppress(ConfigError):  # who has a wrong file asks what a key means
+        set_by = origins(config, os.environ, profile)
     try:
-        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower()))
+        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, in_json=in_json))
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK
 
 
 @configuration.command("schema")
-def config_schema() -> int:
-    """Print the JSON Schema of the configuration, for editors."""
+@result_options
+def config_schema(**_: object) -> int:
+    """The JSON Schema of the configuration, for editors."""
     print_stdout(json.dumps(json_schema(), indent=2))
     return EXIT_OK
 

@@ -6,17 +6,21 @@ every ``tracefit --help`` reads this.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import io
 import math
 import os
 import re
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import click
 
 from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, is_page_url, load, suggestion
+from collector.runtime import print_stdout
 from exporters.questions import READERS, Parameter
 
 Function = Callable[..., Any]
@@ -169,6 +173,29 @@ def json_option(command: Function) -> Function:
     return click.option("--json", "in_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
+def result_options(command: Function) -> Function:
+    """``--json``, and ``-o``, which writes to a file what would be printed."""
+
+    @functools.wraps(command)
+    def run(*args: Any, out: Path | None, **options: Any) -> Any:
+        if out is None:
+            return command(*args, **options)
+        from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
+        from exporters.snapshot_file import write_atomically  # noqa: PLC0415
+
+        given = [value for name, value in click.get_current_context().params.items() if name != "out"]
+        flat = chain.from_iterable(each if isinstance(each, tuple) else [each] for each in given)
+        check_targets(out, read=[Path(each) for each in flat if each and isinstance(each, (str, Path))])
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            code = command(*args, **options)
+        if printed.getvalue():
+            write_atomically(out, printed.getvalue().encode())
+            print_stdout(f"written: {out}")
+        return code
+
+    return out_option("Write it to this file", required=False)(json_option(run))
+
+
 def out_option(meaning: str, *, required: bool = True, of: click.Path = NEW_FILE) -> Callable[[Function], Function]:
     """``-o``, ``--out``."""
     metavar = "DIR" if of is DIRECTORY else "OUT"
@@ -195,7 +222,7 @@ def asks_snapshot(command: Function) -> Function:
 
         return command(snapshot=load_snapshot(snapshot, token_file), **options)
 
-    return click.argument("snapshot", metavar=SOURCE)(which_option(token_option(json_option(run))))
+    return click.argument("snapshot", metavar=SOURCE)(which_option(token_option(result_options(run))))
 
 
 def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:

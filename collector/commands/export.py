@@ -27,6 +27,7 @@ from exporters.blis import (
     export,
     render_trace,
 )
+from exporters.questions import as_json
 from exporters.snapshot_file import write_atomically
 from exporters.what_if import meant_config
 from online import Snapshot
@@ -37,7 +38,7 @@ from .ask import load_snapshot
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(path: Path, out: Path) -> int:
+def export_traffic(path: Path, out: Path, *, in_json: bool = False) -> int:
     """Write the requests of a recording, or a directory of them, as a trace into a directory, made if need be."""
     requests = requests_in(merged_with_progress(open_recordings([path], print_stderr)))
     if not requests:
@@ -46,7 +47,9 @@ def export_traffic(path: Path, out: Path) -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name, data in render_trace(requests).items():
         write_atomically(out / name, data)
-    print_stdout(f"--trace-header {out / TRACE_HEADER} --trace-data {out / TRACE_TABLE}")
+    written = {"trace_header": str(out / TRACE_HEADER), "trace_data": str(out / TRACE_TABLE)}
+    flags = " ".join(f"--{name.replace('_', '-')} {path}" for name, path in written.items())
+    print_stdout(as_json(written | {"requests": len(requests)}) if in_json else flags)
     return EXIT_OK
 
 
@@ -100,11 +103,12 @@ def export_snapshot(
     token_file: Path | None,
     which: str,
     model_config: Path | None,
+    in_json: bool = False,
     **options: Any,
 ) -> int:
     """Print a snapshot's coefficients in the form of another program, or write them to a file.
 
-    ``options`` are those of :func:`exporters.blis.export`.
+    As JSON, that form is a text beside its warnings. ``options`` are those of :func:`exporters.blis.export`.
     """
     loaded = load_snapshot(source, token_file)
     try:
@@ -118,6 +122,8 @@ def export_snapshot(
     except (BlisError, NotFoundError) as error:
         print_stderr(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
         return EXIT_FAILED
+    if in_json:
+        content = as_json({"content": content.decode(), "warnings": list(coefficients.warnings)}).encode()
     for warning in coefficients.warnings:
         print_stderr(f"warning: {warning}")
     if out is None:

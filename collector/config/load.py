@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import math
 import re
 import textwrap
 import urllib.parse
@@ -45,6 +46,7 @@ _SERVICE_LINK: Final = re.compile(
 )
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``, with its value."""
 _ALL_KEYS: Final = "; tracefit config explain lists all"
+_STARRED: Final = "* is set: tracefit config check --changed"
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
@@ -93,8 +95,23 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
 
     ``profile`` wins over the one that the file or the environment names.
     """
+    tree, set_by = _read(path, environ, profile)
+    try:
+        return _convert(tree)
+    except ConfigError as error:
+        origin = set_by.get(re.split(r"[.\[]", error.key)[0], "")
+        raise ConfigError(origin if origin in environ else error.key, error.problem) from None
+
+
+def origins(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> dict[str, str]:
+    """What sets each key that does not have its default: the file, a variable or a profile; ConfigError as `load`."""
+    return _read(path, environ, profile)[1]
+
+
+def _read(path: Path | None, environ: Mapping[str, str], profile: str | None) -> tuple[dict[str, Any], dict[str, str]]:
+    """What is set, unchecked, and by what."""
     tree = read_yaml(path) if path is not None else {}
-    set_by: dict[str, str] = {}
+    set_by = dict.fromkeys(tree, str(path))
     for variable in sorted(environ):
         if _is_key(variable, environ[variable]):
             key = variable.removeprefix(ENV_PREFIX).lower()
@@ -103,20 +120,19 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
                 raise ConfigError(variable, f"unknown key{near or _ALL_KEYS}")
             tree[key], set_by[key] = _value_of(key, variable, environ[variable]), variable
     if profile is not None:
-        tree["profile"] = profile
+        tree["profile"], set_by["profile"] = profile, "--profile"
     named = tree.get("profile", "sidecar")
     defaults = PROFILES.get(named, {}) if isinstance(named, str) else {}
-    try:
-        return _convert({**defaults, **tree})
-    except ConfigError as error:
-        key = re.split(r"[.\[]", error.key)[0]
-        raise ConfigError(set_by.get(key, error.key), error.problem) from None
+    return {**defaults, **tree}, {**dict.fromkeys(defaults, f"profile {named}"), **set_by}
 
 
-def to_yaml(config: Config) -> str:
-    """The effective configuration, as a file that gives it again."""
-    text: str = yaml.safe_dump(to_tree(config), sort_keys=False)
-    return text
+def as_yaml(tree: Mapping[str, Any], set_by: Mapping[str, str]) -> str:
+    """Keys as a file that gives them again; behind each that was set, a comment says by what."""
+    lines = []
+    for key, value in tree.items():
+        first, *more = yaml.safe_dump({key: value}, sort_keys=False, width=math.inf).splitlines()
+        lines += [f"{first}  # {set_by[key]}" if key in set_by else first, *more]
+    return "\n".join(lines) or "# nothing is set, the defaults hold"
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -308,22 +324,26 @@ def every_key() -> list[Key]:
     ]
 
 
-def explain_key(name: str) -> str:
-    """What a key means and takes, as text; of no name, what every key means.
+def explain_key(name: str, set_by: Mapping[str, str], *, in_json: bool = False) -> str:
+    """What a key means and takes; of no name, what every key means, with a star at those that were set, by what.
 
     Raises:
         ValueError: nothing has this name; the message says what to type.
     """
     keys = {key.name: key for key in every_key()}
-    if not name:
-        width = max(map(len, keys))
-        return "\n".join(f"{key.name:<{width}}  {key.meaning.replace('`', '')}" for key in keys.values())
-    if name not in keys:
+    if name and name not in keys:
         raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
+    if in_json:
+        chosen = [keys[name]] if name else keys.values()
+        return json.dumps([{**key._asdict(), "set_by": set_by.get(key.name)} for key in chosen], indent=2)
+    if not name:
+        rows = ((" *"[each in set_by], each, key.meaning.replace("`", "")) for each, key in keys.items())
+        return "\n".join([*(f"{mark} {each:<21}  {meaning}" for mark, each, meaning in rows), _STARRED])
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
     lines.append(f"  default   {key.default}")
-    return "\n".join(lines + ([f"  variable  {_variable_of(name)}"] if name in _FIELDS else []))
+    lines += [f"  variable  {_variable_of(name)}"] if name in _FIELDS else []
+    return "\n".join(lines + ([f"  set by    {set_by[name]}"] if name in set_by else []))
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

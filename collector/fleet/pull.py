@@ -42,7 +42,9 @@ from online.transfer import HIDES_HITS
 from .sources import fetch_states, find_places, find_targets
 
 
-def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> int:
+def merge_files(
+    paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None, *, in_json: bool = False
+) -> int:
     """Merge state files, and those of directories, into ``out``, and write their coefficients to ``snapshot``.
 
     A state that is corrupt, does not fit, or has learned the same rows as a newer one is named, and nothing is written;
@@ -71,11 +73,10 @@ def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path
     for target, data in ((out, merged.state()), (snapshot, whole.to_json())):
         if target is not None:
             write_atomically(target, data)
-    for line in _held(whole):
+    for line in [whole.to_json().decode().rstrip()] if in_json else [*_held(whole), f"state: {out}"]:
         print_stdout(line)
     for line in _odd(whole):
         print_stderr(line)
-    print_stdout(f"state: {out}")
     return EXIT_OK
 
 

@@ -11,9 +11,10 @@ from collector.config import (
     PROFILES,
     Config,
     ConfigError,
+    as_yaml,
     every_key,
     load,
-    to_yaml,
+    to_tree,
 )
 from collector.service.pipeline import make_pipeline
 
@@ -74,8 +75,8 @@ DIRECTORY=my dir -> my dir
 def test_a_variable_of_a_list_needs_no_brackets_and_one_of_a_text_no_quotes(line):
     given, _, held = line.partition(" -> ")
     name, _, value = given.partition("=")
-    config = yaml.safe_load(to_yaml(load(None, {f"TRACEFIT_{name}": value})))
-    assert config[name.lower()] == yaml.safe_load(held)
+    config = to_tree(load(None, {f"TRACEFIT_{name}": value}))
+    assert yaml.safe_load(as_yaml(config, {}))[name.lower()] == yaml.safe_load(held)
 
 
 BAD = r"""
@@ -168,7 +169,7 @@ def test_a_bad_variable_is_named_itself_and_only_service_links_are_passed_over(t
 
 def test_the_effective_configuration_is_a_configuration(tmp_path):
     config = from_text(tmp_path, "profile: gateway\njoin_timeout_s: 60\nfeature_sets: [portable]")
-    assert from_text(tmp_path, to_yaml(config)) == config
+    assert from_text(tmp_path, as_yaml(to_tree(config), {})) == config
 
 
 @pytest.mark.parametrize(

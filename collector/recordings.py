@@ -38,8 +38,8 @@ import msgspec
 
 from collector.decode import Export, fpm, json_to_protobuf, read_span_ends
 from collector.decode.fpm import ForwardPass
-from collector.decode.kv import LINE_MARK, KvBatch, read_line
-from collector.decode.pages import PageFault, ScrapedPage, is_page_line, read_page_line
+from collector.decode.kv import LINE_SIGNATURE, KvBatch, read_line
+from collector.decode.pages import PageProblem, ScrapedPage, is_page_line, read_page_line
 from collector.runtime import PrintLine, StartError, progress
 from collector.telemetry import Outcome, Skip
 
@@ -109,9 +109,9 @@ def _read_varint(stream: io.BufferedReader) -> int:
 # --- entries ----------------------------------------------------------------------------------------------------------
 
 
-Said = Export | KvBatch | ScrapedPage | ForwardPass
+Item = Export | KvBatch | ScrapedPage | ForwardPass
 """What an entry of a recording is."""
-_KINDS: Final[dict[str, type[Said]]] = {
+_KINDS: Final[dict[str, type[Item]]] = {
     "exports": Export,
     "kv": KvBatch,
     "pages": ScrapedPage,
@@ -133,12 +133,12 @@ class Timed(NamedTuple):
 
     unix_nano: int
     label: str
-    said: Said
+    item: Item
 
     @property
     def size_bytes(self) -> int:
         """What it counts for in a turn, or in memory."""
-        return len(self.said.payload) if isinstance(self.said, Export) else _NUMBERS_BYTES
+        return len(self.item.payload) if isinstance(self.item, Export) else _NUMBERS_BYTES
 
 
 class Recording:
@@ -193,46 +193,46 @@ class Recording:
             if text:
                 self._warn(f"{self.name}: {text}")
 
-    def _timed(self, said: bytes | Said, newest_unix_nano: int) -> Timed | str:
+    def _timed(self, item: bytes | Item, newest_unix_nano: int) -> Timed | str:
         """An entry in its place, which is not before the newest so far, or why it is not read."""
-        match said:
+        match item:
             case bytes():
-                ends = read_span_ends(said)
+                ends = read_span_ends(item)
                 if isinstance(ends, Outcome) or not ends:  # JSON of metrics or logs has no span
                     return _NO_TRACES
                 unix_nano = max(ends)
-                said = Export(said, self.label, FILE_TRANSPORT, len(ends), self.label)
+                item = Export(item, self.label, FILE_TRANSPORT, len(ends), self.label)
             case KvBatch():
-                unix_nano = said.ts_unix_ns
+                unix_nano = item.ts_unix_ns
             case ForwardPass(unix_ns=0):  # it comes when all before it of the same engine have passed
-                self._passed_ns[said.instance] += round(1e3 * said.wall_us)
-                unix_nano = self._passed_ns[said.instance]
-                said = msgspec.structs.replace(said, unix_ns=unix_nano)
+                self._passed_ns[item.instance] += round(1e3 * item.wall_us)
+                unix_nano = self._passed_ns[item.instance]
+                item = msgspec.structs.replace(item, unix_ns=unix_nano)
             case ForwardPass() | ScrapedPage():
-                unix_nano = said.unix_ns
-        return Timed(max(newest_unix_nano, unix_nano), self.label, said)
+                unix_nano = item.unix_ns
+        return Timed(max(newest_unix_nano, unix_nano), self.label, item)
 
     def exports(self) -> Iterator[Export]:
         """The exports of a recording without their times."""
-        return (timed.said for timed in self if isinstance(timed.said, Export))
+        return (timed.item for timed in self if isinstance(timed.item, Export))
 
-    def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Said | str]:
+    def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Item | str]:
         """Entries, and of those that are not read why, in words."""
         if not _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]):
             return _entries(stream)
         lines = iter(lambda: stream.readline(EXPORT_BYTES_MAX), b"")  # some MB of gzip can be a line of GB
         return (self._line(line) for line in lines if not line.isspace())
 
-    def _line(self, line: bytes) -> bytes | Said | str:
+    def _line(self, line: bytes) -> bytes | Item | str:
         if is_page_line(line):
             page = read_page_line(line, self.label)
-            return f"pages cannot be learned from ({page})" if isinstance(page, PageFault) else page
-        if fpm.LINE_MARK in line:
+            return f"pages cannot be learned from ({page})" if isinstance(page, PageProblem) else page
+        if fpm.LINE_SIGNATURE in line:
             passed = fpm.read_line(line, self.label)
             why = f"records of forward passes cannot be learned from ({passed})"
             return why if isinstance(passed, Skip) else passed
         try:
-            batch = read_line(line, self.label) if LINE_MARK in line else json_to_protobuf(line)
+            batch = read_line(line, self.label) if LINE_SIGNATURE in line else json_to_protobuf(line)
         except ValueError:
             return _NO_TRACES
         return _NO_TRACES if isinstance(batch, Skip) else batch
@@ -240,7 +240,7 @@ class Recording:
 
 def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:
     """What a pipeline processes of a batch, by the names of its arguments."""
-    return {name: [timed.said for timed in batch if isinstance(timed.said, kind)] for name, kind in _KINDS.items()}
+    return {name: [timed.item for timed in batch if isinstance(timed.item, kind)] for name, kind in _KINDS.items()}
 
 
 def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:

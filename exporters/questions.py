@@ -210,32 +210,32 @@ class Answer(NamedTuple):
 
     config: Config
     question: Question
-    said: Prediction | RequestEstimate | Plan
+    result: Prediction | RequestEstimate | Plan
     idle_since_unix_nano: int
 
     @property
     def at(self) -> Prediction | RequestEstimate:
         """What is predicted; of a plan, at the concurrency that fits."""
-        return self.said.at if isinstance(self.said, Plan) else self.said
+        return self.result.at if isinstance(self.result, Plan) else self.result
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """A name and what it is, for people."""
-        if isinstance(self.said, Prediction):
+        if isinstance(self.result, Prediction):
             form = (
                 "{prefill_tokens:,.0f} prefill tokens, {requests:,.3g} requests, "
                 "{decode_context_tokens:,.0f} tokens of decode context"
             )
             yield "step", form.format(**self.question.query)
-            yield "takes", with_band(self.said)
-        elif isinstance(self.said, RequestEstimate):
-            yield from _load_lines(self.said)
+            yield "takes", with_band(self.result)
+        elif isinstance(self.result, RequestEstimate):
+            yield from _load_lines(self.result)
         else:
             side = " on the safe side" if self.question.query["safe"] else ""
-            yield "fits", f"{counted(self.said.concurrency, 'request')} in flight{side}"
-            yield "because", LIMIT_WORDS[self.said.limit]
-            yield from _load_lines(self.said.at)
+            yield "fits", f"{counted(self.result.concurrency, 'request')} in flight{side}"
+            yield "because", LIMIT_WORDS[self.result.limit]
+            yield from _load_lines(self.result.at)
             if self.question.query["rate"] is not None:
-                yield "engines", _engines(self.said, self.question.query["rate"])
+                yield "engines", _engines(self.result, self.question.query["rate"])
         if self.config.at_unix_nano is not None:
             decode, prefill = self.config.level
             words = f"×{decode:.3f} without prefill, ×{prefill:.3f} with"
@@ -270,7 +270,7 @@ class Answer(NamedTuple):
             about["silent_since_unix_nano"] = self.idle_since_unix_nano
         if isinstance(self.at, RequestEstimate):
             about["missing"] = config.missing
-        return as_json({**about, **tree_of(self.said)})
+        return as_json({**about, **tree_of(self.result)})
 
 
 def answer_question(config: Config, question: Question, now_unix_nano: int) -> Answer:

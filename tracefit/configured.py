@@ -37,22 +37,22 @@ class Config:
 
     def __init__(
         self,
-        described: ConfigDocument,
+        document: ConfigDocument,
         limits: Limits | None = None,
         *,
         name: str = "",
         at_unix_nano: int | None = None,
     ) -> None:
-        self.config_id = described.config_id
+        self.config_id = document.config_id
         self.name = name
-        self.facts: Mapping[str, str | int | float | bool] = described.facts
-        self.limits = _limits(described) if limits is None else limits
-        self.targets: Mapping[str, Target] = described.targets
-        self.engines = described.engines
-        self.telemetry = described.telemetry
-        self.prefix_hits_hidden = described.prefix_hits_hidden
-        self.last_heard_unix_nano = described.last_heard_unix_nano
-        self._described = described
+        self.facts: Mapping[str, str | int | float | bool] = document.facts
+        self.limits = _limits(document) if limits is None else limits
+        self.targets: Mapping[str, Target] = document.targets
+        self.engines = document.engines
+        self.telemetry = document.telemetry
+        self.prefix_hits_hidden = document.prefix_hits_hidden
+        self.last_heard_unix_nano = document.last_heard_unix_nano
+        self._described = document
         self.at_unix_nano = at_unix_nano
 
     def __repr__(self) -> str:
@@ -228,11 +228,11 @@ class Config:
         return RequestTimes(self._model, self._described)
 
 
-def _limits(described: ConfigDocument) -> Limits:
+def _limits(document: ConfigDocument) -> Limits:
     """From the facts, where they are whole and positive."""
 
     def fact(name: str) -> int | None:
-        value = described.facts.get(name)
+        value = document.facts.get(name)
         return value if type(value) is int and _LEAST.get(name, 1) <= value <= _LIMIT_MAX else None
 
     blocks, block_size = fact("num_gpu_blocks"), fact("block_size")

@@ -97,14 +97,14 @@ def ask(
         print_stdout(headline(config))
         for name, text in answer.lines():
             print_stdout(f"  {name:<9} {text}")
-        if isinstance(answer.said, Plan):
-            for line in _curve_lines(answer.said):
+        if isinstance(answer.result, Plan):
+            for line in _curve_lines(answer.result):
                 print_stdout(line)
     if answer.question.query != question.query:
         print_stderr("the context is the usual one of such a batch; --context says another")
     for why, text in answer.caveats():
         print_stderr(f"{why}: {text}")
-    fits = not isinstance(answer.said, Plan) or answer.said.concurrency
+    fits = not isinstance(answer.result, Plan) or answer.result.concurrency
     return EXIT_OK if config.usable and fits else EXIT_FAILED
 
 

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import tracefit
 from collector.config import is_page_url
-from collector.decode.pages import PageFault, parse_page
+from collector.decode.pages import PageProblem, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stdout
 from collector.telemetry import PullOutcome, Skip, table
 from exporters.questions import as_json
@@ -61,7 +61,7 @@ class Counts:
         """By reason, or outcome, and the target of rows behind it; that of the build by version."""
         return self._by_name[metric.exposed_name]
 
-    def lost(self, metric: table.Metric) -> Counter[str]:
+    def losses_of(self, metric: table.Metric) -> Counter[str]:
         """The same without the outcomes that are no loss."""
         return Counter(
             {reason: number for reason, number in self.of(metric).items() if reason.partition(" ")[0] not in _KEPT}
@@ -134,7 +134,7 @@ async def _fetch(url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
 def _examine_server(base: str, body: bytes) -> Finding:
     """Whether the page of an inference server can be learned from."""
     readings = parse_page(body)
-    if isinstance(readings, PageFault):
+    if isinstance(readings, PageProblem):
         if readings.lacks:
             return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(readings.lacks)}")
         raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings})")
@@ -185,7 +185,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
 def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -> Iterator[Finding]:
     """What came in, and what of it was refused, left out or lost."""
     spans, pages = counts.of(table.SPANS)[table.ACCEPTED], counts.of(table.SCRAPES)[PullOutcome.READ]
-    messages, unanswered = counts.of(table.MESSAGES)[table.ACCEPTED], counts.lost(table.SCRAPES)
+    messages, unanswered = counts.of(table.MESSAGES)[table.ACCEPTED], counts.losses_of(table.SCRAPES)
     received = spans + pages + messages > 0
     if received:
         said = f"{spans:,} spans, {pages:,} pages and {messages:,} messages since its start"
@@ -202,7 +202,7 @@ def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -
     if refused := counts.of(table.LIMIT_EXCEEDED).total():
         yield Finding(POOR, "left out", f"{refused} engines or configurations have no place: raise engines_max")
     for metric, what in _LOSSES:
-        lost = counts.lost(metric)
+        lost = counts.losses_of(metric)
         if spans:  # every vLLM traces its own start, too
             del lost[Skip.UNKNOWN_SCOPE]
         if lost:

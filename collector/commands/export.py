@@ -59,7 +59,7 @@ def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
     arrivals: dict[bytes, ApiSpan] = {}
     answered: list[RequestSpan] = []
     spans, counts = SpanWindow(Config().engines_max), Counts()
-    exports = ([timed.said] for timed in telemetry if isinstance(timed.said, Export))
+    exports = ([timed.item] for timed in telemetry if isinstance(timed.item, Export))
     for decoded in (each for said in exports for each in decode_exports(said, spans.accept, counts)):
         journeys += decoded.core
         arrivals |= {span.span_id: span for span in decoded.api}

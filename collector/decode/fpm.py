@@ -26,7 +26,7 @@ _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
 """No pass takes an hour."""
-LINE_MARK: Final = b'"scheduled_requests"'
+LINE_SIGNATURE: Final = b'"scheduled_requests"'
 """A recorded line holds this key; no line of another kind does."""
 
 

@@ -160,7 +160,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 _LINE: Final = msgspec.json.Decoder(_Line)
-LINE_MARK: Final = b'"payload_b64"'
+LINE_SIGNATURE: Final = b'"payload_b64"'
 """A recorded KV line holds this key; an OTLP/JSON line never does."""
 
 

@@ -30,7 +30,7 @@ from collector.telemetry import PullOutcome
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
-_LINE_MARKS = (b'"unix_ns"', b'"page"')
+_LINE_SIGNATURES = (b'"unix_ns"', b'"page"')
 _KEYS_BYTES = 1024
 """The page is the last and longest key."""
 
@@ -58,18 +58,18 @@ _DECODER = msgspec.json.Decoder(_Line)
 def is_page_line(line: bytes) -> bool:
     """Whether a JSON line is a page, by its first keys."""
     head = line[:_KEYS_BYTES]
-    return all(mark in head for mark in _LINE_MARKS)
+    return all(mark in head for mark in _LINE_SIGNATURES)
 
 
-def read_page_line(line: bytes, recording: str) -> ScrapedPage | PageFault:
+def read_page_line(line: bytes, recording: str) -> ScrapedPage | PageProblem:
     """One line of a recording; recorded pages may lack the newline that a page ends with."""
     try:
         entry = _DECODER.decode(line)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return PageFault(PullOutcome.UNEXPECTED)
+        return PageProblem(PullOutcome.UNEXPECTED)
     page = entry.page.encode("utf-8", "replace")
     readings = parse_page(page if page.endswith(b"\n") else page + b"\n")
-    if isinstance(readings, PageFault):
+    if isinstance(readings, PageProblem):
         return readings
     return ScrapedPage(entry.url or recording, entry.unix_ns, entry.sent_mono_ns or entry.unix_ns, readings, recording)
 
@@ -256,7 +256,7 @@ class EngineReading(msgspec.Struct, frozen=True, gc=False):
     facts: dict[str, int | bool]
 
 
-class PageFault(msgspec.Struct, frozen=True, gc=False):
+class PageProblem(msgspec.Struct, frozen=True, gc=False):
     """Why a page cannot be learned from; ``lacks``: names of the families that it needs and does not have."""
 
     outcome: PullOutcome
@@ -266,19 +266,19 @@ class PageFault(msgspec.Struct, frozen=True, gc=False):
         return f"{self.outcome.value}: {', '.join(self.lacks)}" if self.lacks else self.outcome.value
 
 
-def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageFault:
+def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageProblem:
     """Readings of each engine on a server's page, or why there are none."""
     if len(page) > PAGE_BYTES_MAX:
-        return PageFault(PullOutcome.TOO_LARGE)
+        return PageProblem(PullOutcome.TOO_LARGE)
     if not page.endswith(b"\n"):  # the last number may be the beginning of another one
-        return PageFault(PullOutcome.UNEXPECTED)
+        return PageProblem(PullOutcome.UNEXPECTED)
     engines = _engines_on(page)
     if isinstance(engines, PullOutcome):
-        return PageFault(engines)
+        return PageProblem(engines)
     if lacks := engines[0].missing():
-        return PageFault(PullOutcome.MISSING_FAMILIES, lacks)
+        return PageProblem(PullOutcome.MISSING_FAMILIES, lacks)
     readings = [engine.reading() for engine in engines]
-    return PageFault(PullOutcome.UNEXPECTED) if None in readings else tuple(filter(None, readings))
+    return PageProblem(PullOutcome.UNEXPECTED) if None in readings else tuple(filter(None, readings))
 
 
 def facts_in(page: bytes) -> dict[str, int | bool]:

@@ -67,10 +67,10 @@ class Capture:
         return rows.take(rows.end_ns > self.cut_ns)
 
 
-def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) -> list[Capture]:
+def load(path: Path, entries: Sequence[Timed], config: Config, learn_until: float) -> list[Capture]:
     """The configurations of one source, cut at ``learn_until`` of its time; ``path`` is of its first recording."""
-    said = sorted(said, key=attrgetter("unix_nano"))
-    times = [timed.unix_nano for timed in said if not isinstance(timed.said, KvBatch)]
+    entries = sorted(entries, key=attrgetter("unix_nano"))
+    times = [timed.unix_nano for timed in entries if not isinstance(timed.item, KvBatch)]
     if not times:
         return []
     pipeline = make_pipeline(msgspec.structs.replace(config, learners=("rls",), feature_sets=()))
@@ -85,7 +85,7 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
                 rows_of[config_id][target].append(rows)
 
     pipeline.on_event = keep
-    for batch in in_batches(said, TAKE_BYTES):
+    for batch in in_batches(entries, TAKE_BYTES):
         pipeline.process(**by_kind(batch))
     pipeline.flush()
     captures = [
@@ -95,7 +95,7 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
             facts=known.config,
             telemetry=known.telemetry,
             rows={target: RowBlock.concatenate(blocks) for target, blocks in rows_of[known.config_id].items()},
-            requests=_requests(said, {engine.instance for engine in known.engines}, config, pipeline.joiner),
+            requests=_requests(entries, {engine.instance for engine in known.engines}, config, pipeline.joiner),
             cut_ns=times[0] + int(learn_until * (times[-1] - times[0])),
             cannot_derive=known.cannot_derive,
         )
@@ -107,9 +107,9 @@ def load(path: Path, said: Sequence[Timed], config: Config, learn_until: float) 
     return captures
 
 
-def _requests(said: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:
+def _requests(entries: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:
     """Those of the engines whose journey is known from beginning to end."""
-    exports = [timed.said for timed in said if isinstance(timed.said, Export)]
+    exports = [timed.item for timed in entries if isinstance(timed.item, Export)]
     telemetry = [*decode_exports(exports, SpanWindow(config.engines_max).accept, Counts())]
     found = _journeys(telemetry, instances, joiner)
     return np.array([tuple(each.get(name, 0) for name in REQUEST.fields or ()) for each in found], REQUEST)

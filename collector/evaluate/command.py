@@ -142,7 +142,7 @@ def _captures(paths: Sequence[Path], config: Config, learn_until: float) -> Iter
     for recordings in by_source(open_recordings(paths, print_stderr)):
         path, timed = recordings[0].path, merged(recordings)
         first = list(islice(timed, 1))
-        if first and isinstance(first[0].said, KvBatch):
+        if first and isinstance(first[0].item, KvBatch):
             kv.setdefault(path.parent, []).extend([*first, *timed])
         else:
             telemetry.append((path, chain(first, timed)))

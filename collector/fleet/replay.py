@@ -1,9 +1,9 @@
 """``tracefit fleet replay``: learn recordings of many engines on Ray, and write what a pull of their sidecars writes.
 
-    files ─► cut by engine ─► pieces by bucket, in Ray's object store ─► one state an engine ─► merged by a pull
+    files ─► cut by engine ─► batches by bucket, in Ray's object store ─► one state an engine ─► merged by a pull
 
 Ray starts on this machine for the while, or is a cluster by its address. It makes a task whose worker is killed and a
-piece whose node is gone again. Pieces follow from the recordings alone, so that they are the same every time: what
+batch whose node is gone again. Batches follow from the recordings alone, so that they are the same every time: what
 is learned of an engine is the same bit by bit, wherever that is done.
 
 The time of an entry is that which it has in its recording. KV events outside of an engine's own export go to every
@@ -37,8 +37,8 @@ BUCKETS: Final = 64
 """Groups of engines, by name: tasks that can learn at the same time."""
 SHARED: Final = BUCKETS
 """The bucket of what may belong to any engine."""
-PIECE_BYTES: Final = 64 << 20
-"""What a task that cuts holds before it gives its pieces to the store."""
+BATCH_BYTES: Final = 64 << 20
+"""What a task that cuts holds before it gives its batches to the store."""
 WORK_NAME: Final = ".replay"
 _TALK: Final = {"OPENBLAS_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 """Of every worker: one thread gives the same bytes on each machine; nothing is reported to anybody."""
@@ -58,12 +58,12 @@ class Entry(NamedTuple):
     ids: frozenset[bytes] = frozenset()
 
 
-Piece = dict[EngineKey, list[Entry]]
+Batch = dict[EngineKey, list[Entry]]
 """What the engines of a bucket say in some files, in their order."""
 
 
-class Learned(NamedTuple):
-    """An engine's state after all that it said, and how many rows are in it."""
+class EngineState(NamedTuple):
+    """An engine's state after all its telemetry, and how many rows are in it."""
 
     instance: str
     state: bytes
@@ -100,12 +100,12 @@ def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: 
 
 
 def cut(files: Sequence[str]) -> Iterator[Any]:
-    """Pieces of one bucket at a time; at last the bucket of each, and what was to be said."""
+    """Batches of one bucket at a time; at last the bucket of each, and what was to be said."""
     buckets: list[int] = []
     warnings: list[str] = []
-    gathered: dict[int, Piece] = {}
+    gathered: dict[int, Batch] = {}
 
-    def pieces() -> Iterator[Piece]:
+    def batches() -> Iterator[Batch]:
         buckets.extend(sorted(gathered))
         for bucket in sorted(gathered):
             yield gathered.pop(bucket)
@@ -116,26 +116,26 @@ def cut(files: Sequence[str]) -> Iterator[Any]:
             for bucket, instance, entry in _entries_of(timed):
                 gathered.setdefault(bucket, {}).setdefault(EngineKey(timed.label, instance), []).append(entry)
             size_bytes += timed.size_bytes
-            if size_bytes >= PIECE_BYTES:
-                yield from pieces()
+            if size_bytes >= BATCH_BYTES:
+                yield from batches()
                 size_bytes = 0
-    yield from pieces()
+    yield from batches()
     yield buckets, warnings
 
 
 def _entries_of(timed: Timed) -> Iterator[tuple[int, str, Entry]]:
     """Bucket, engine and entry."""
-    said, label = timed.said, timed.label
-    if isinstance(said, KvBatch):
+    item, label = timed.item, timed.label
+    if isinstance(item, KvBatch):
         yield SHARED, "", Entry(timed)
-    elif isinstance(said, Export):
+    elif isinstance(item, Export):
         with contextlib.suppress(ValueError):  # its decoder could not read it either
-            for part in parts_by_emitter(said.payload, label):
-                own = timed._replace(said=Export(part.payload, label, FILE_TRANSPORT, 0, label))
+            for part in parts_by_emitter(item.payload, label):
+                own = timed._replace(item=Export(part.payload, label, FILE_TRANSPORT, 0, label))
                 if not part.is_api or part.ids:
                     yield SHARED if part.is_api else _bucket_of(part.instance), part.instance, Entry(own, part.ids)
     else:
-        yield _bucket_of(said.instance), said.instance, Entry(timed)
+        yield _bucket_of(item.instance), item.instance, Entry(timed)
 
 
 def _bucket_of(instance: str) -> int:
@@ -145,32 +145,32 @@ def _bucket_of(instance: str) -> int:
 # --- engines learned --------------------------------------------------------------------------------------------------
 
 
-def learn_bucket(config: Config, own_pieces: int, *pieces: Piece) -> list[Learned]:
+def learn_bucket(config: Config, own_batches: int, *batches: Batch) -> list[EngineState]:
     """Every engine of a bucket, one after the other, each as a replay of its telemetry alone.
 
-    The first ``own_pieces`` are of the bucket, the others of what may belong to any engine.
+    The first ``own_batches`` are of the bucket, the others of what may belong to any engine.
     """
-    own, shared = pieces[:own_pieces], pieces[own_pieces:]
+    own, shared = batches[:own_batches], batches[own_batches:]
     learned = []
-    for key in sorted({key for piece in own for key in piece}):
-        said = [entry for piece in own for entry in piece.get(key, ())]
-        parents = frozenset[bytes]().union(*(entry.ids for entry in said))
-        others = [entry for piece in shared for entries in piece.values() for entry in entries]
-        said += [entry for entry in others if not entry.ids or entry.ids & parents]  # without ids: KV events
-        timed = sorted((entry.timed for entry in said), key=lambda timed: (timed.unix_nano, timed.label))
+    for key in sorted({key for batch in own for key in batch}):
+        entries = [entry for batch in own for entry in batch.get(key, ())]
+        parents = frozenset[bytes]().union(*(entry.ids for entry in entries))
+        others = [entry for batch in shared for values in batch.values() for entry in values]
+        entries += [entry for entry in others if not entry.ids or entry.ids & parents]  # without ids: KV events
+        timed = sorted((entry.timed for entry in entries), key=lambda timed: (timed.unix_nano, timed.label))
         pipeline = make_pipeline(config)
         for batch in in_batches(timed, TAKE_BYTES):
             pipeline.process(**by_kind(batch))
         pipeline.flush()
         if pipeline.learned_rows:
-            learned.append(Learned(key.instance, pipeline.state(), pipeline.learned_rows))
+            learned.append(EngineState(key.instance, pipeline.state(), pipeline.learned_rows))
     return learned
 
 
 # --- on Ray -----------------------------------------------------------------------------------------------------------
 
 
-def learn_files(ray: Any, files: Sequence[str], config: Config) -> Iterator[Learned]:
+def learn_files(ray: Any, files: Sequence[str], config: Config) -> Iterator[EngineState]:
     """Every engine of the files, in any order; StartError if Ray gives up."""
     cut_on_ray = ray.remote(num_returns="streaming", max_retries=TRIES, retry_exceptions=[OSError])(cut)
     learn_on_ray = ray.remote(max_retries=TRIES)(learn_bucket)

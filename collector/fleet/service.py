@@ -63,7 +63,7 @@ class FleetService:
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
-        self._task = Task("fleet-pull", self.pull_round, health=self.health, turn_timeout_s=ROUND_TIMEOUT_S)
+        self._task = Task("fleet-pull", self.pull_round, health=self.health, timeout_s=ROUND_TIMEOUT_S)
 
     @property
     def http_port(self) -> int:

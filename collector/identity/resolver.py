@@ -108,14 +108,14 @@ _FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
 _SPELLED_ONCE = ("vllm_version", "tensor_parallel_size")
 """Facts that a resource and discovery spell alike; a model and a GPU may have several names."""
 
-KnownFacts = dict[str, tuple[FactSource, Fact]]
+SourcedFacts = dict[str, tuple[FactSource, Fact]]
 
 
 class EngineFacts:
     """Facts about one engine with their sources."""
 
     def __init__(self) -> None:
-        self._facts: KnownFacts = {}
+        self._facts: SourcedFacts = {}
         self.version = 0
         """Grows with every change."""
         self.applied: tuple[object, ...] = ()
@@ -141,11 +141,11 @@ class EngineFacts:
         for name, (source, value) in other._facts.items():
             self.learn({name: value}, source)
 
-    def known_facts(self) -> KnownFacts:
+    def sourced_facts(self) -> SourcedFacts:
         """A copy of the facts and their sources, for :meth:`is_another_server`."""
         return dict(self._facts)
 
-    def is_another_server(self, other: KnownFacts) -> bool:
+    def is_another_server(self, other: SourcedFacts) -> bool:
         """Whether this one says otherwise of itself than the other did, rather than being known better."""
         return any(
             name in IDENTITY and known[1] != value and (known[0] is source or name in _SPELLED_ONCE)
@@ -168,7 +168,7 @@ class EngineFacts:
         """Where each fact comes from, by name."""
         return {name: source.label for name, (source, _) in sorted(self._facts.items())}
 
-    def known(self) -> dict[str, Fact]:
+    def as_dict(self) -> dict[str, Fact]:
         """All facts by name."""
         return {name: value for name, (_, value) in sorted(self._facts.items())}
 
@@ -322,7 +322,7 @@ class ConfigResolver:
     def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:
         arch: Mapping[str, Fact] = {}
         for rule in self._rules:  # a later rule of the file wins over an earlier one
-            if rule.matches({**facts.known(), "instance": instance, "recording": recording}):
+            if rule.matches({**facts.as_dict(), "instance": instance, "recording": recording}):
                 facts.learn(rule.facts, FactSource.RULES)
                 arch = rule.architecture or arch
         if arch:

@@ -41,7 +41,7 @@ class Receiving:
         self.since_s = asyncio.get_running_loop().time()
         self.time = asyncio.timeout(RECEIVE_WAIT_S)
         self.admitted = asyncio.Event()
-        self.has_come = False
+        self.is_received = False
 
     async def read(self, coming: Awaitable[T]) -> T:
         """Wait for the bytes; BudgetExceededError or TimeoutError, out of the whole block, if they take too long."""
@@ -88,7 +88,7 @@ class ReceiveBudget:
     def shrink(self, one: Receiving, size_bytes: int) -> None:
         """It has come, and needs no more than that."""
         self._left += one.size_bytes - size_bytes
-        one.size_bytes, one.has_come = size_bytes, True
+        one.size_bytes, one.is_received = size_bytes, True
         self._admit()
 
     async def _wait_for_room(self, one: Receiving) -> None:
@@ -130,6 +130,6 @@ class ReceiveBudget:
             return
         self._receiving.remove(one)
         self._left += one.size_bytes
-        if not one.has_come:
+        if not one.is_received:
             self._wasted[one.connection] += one.size_bytes
         self._admit()

@@ -58,7 +58,7 @@ CALL_S: Final = 10.0
 """An SDK's exporter gives a call as long."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
-ASKED_MIN_S: Final = 0.1
+RETRY_AFTER_MIN_S: Final = 0.1
 """A backend that asks to be called again sooner is called then."""
 GIVE_UP_S: Final = 300.0
 BEHIND_S: Final = 0.01
@@ -230,7 +230,7 @@ class Forwarder:
                 return ForwardOutcome.SENT
             if not failure.may_repeat:
                 return ForwardOutcome.REFUSED
-            asked_s = max(failure.pause_s, ASKED_MIN_S) if failure.pause_s > 0.0 else pause_s
+            asked_s = max(failure.pause_s, RETRY_AFTER_MIN_S) if failure.pause_s > 0.0 else pause_s
             await asyncio.sleep(min(asked_s, left_s))
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from collector.config import Config, ConfigError, parse_owned, read_file
-from collector.decode.pages import PAGE_BYTES_MAX, PageFault, ScrapedPage, parse_page
+from collector.decode.pages import PAGE_BYTES_MAX, PageProblem, ScrapedPage, parse_page
 from collector.runtime import REPORT_ONCE, Background, Clock, Health, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
@@ -128,16 +128,16 @@ class TargetList:
         return list(every)[:SERVERS_MAX]
 
 
-async def read_page(client: HttpClient, clock: Clock, target: ScrapeTarget, token: str) -> ScrapedPage | PageFault:
+async def read_page(client: HttpClient, clock: Clock, target: ScrapeTarget, token: str) -> ScrapedPage | PageProblem:
     """Ask a server for its page once."""
     body, unix_ns, sent_ns = BytesIO(), clock.unix_nano(), clock.monotonic_ns()
     try:
         await client.get(target.url, body, PAGE_BYTES_MAX, accept=_ACCEPT, token=token, address=target.address)
     except FetchError as error:
-        return PageFault(PullOutcome(error.outcome))
+        return PageProblem(PullOutcome(error.outcome))
     # in a thread: the page of a server with many ranks takes longer than the loop may be held
     readings = await asyncio.to_thread(parse_page, body.getvalue())
-    return readings if isinstance(readings, PageFault) else ScrapedPage(target.server, unix_ns, sent_ns, readings)
+    return readings if isinstance(readings, PageProblem) else ScrapedPage(target.server, unix_ns, sent_ns, readings)
 
 
 @dataclass(slots=True)
@@ -155,7 +155,7 @@ class Scraper:
         config: where they are, and how often they are asked.
         clock: stamps pages.
         count: what came of a question for ``counters``, or for ``discovery``.
-        tell: takes what a server says of the engines whose name matches a pattern.
+        learn_facts: takes what a server says of the engines whose name matches a pattern.
         health: what is told if the task dies.
         timeout_s: how long an answer may take.
     """
@@ -165,7 +165,7 @@ class Scraper:
         config: Config,
         clock: Clock,
         count: Callable[[str, PullOutcome], None] = lambda *_: None,
-        tell: Callable[[str, Facts], None] = lambda *_: None,
+        learn_facts: Callable[[str, Facts], None] = lambda *_: None,
         health: Health | None = None,
         *,
         timeout_s: float = TIMEOUT_S,
@@ -173,7 +173,7 @@ class Scraper:
         self._config = config
         self._clock = clock
         self._count = count
-        self._tell = tell
+        self._learn_facts = learn_facts
         self._targets = TargetList(config)
         self._is_needed = bool(config.scrape or config.discover)
         self.tls = _tls(config) if self._is_needed or config.ca_file else None
@@ -260,11 +260,11 @@ class Scraper:
     async def _ask_page(self, target: ScrapeTarget, last: _Answered) -> float:
         """Queue the page of a server; what came of asking is logged where the last time something else did."""
         page = await read_page(self._client, self._clock, target, self._token().strip())
-        outcome = page.outcome if isinstance(page, PageFault) else PullOutcome.READ
+        outcome = page.outcome if isinstance(page, PageProblem) else PullOutcome.READ
         is_news = outcome is not last.outcome
         last.outcome = outcome
         self._count("counters", outcome)
-        if isinstance(page, PageFault):
+        if isinstance(page, PageProblem):
             last.failures += 1
             if is_news:
                 _log.warning("no page of %s (%s)", target.server, page, extra=REPORT_ONCE)
@@ -283,7 +283,7 @@ class Scraper:
     async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
         answers = await request_facts(self._client, url, questions, partial(self._count, "discovery"), token().strip())
         if answers:
-            self._tell(pattern, answers)
+            self._learn_facts(pattern, answers)
         return REFRESH_S
 
 

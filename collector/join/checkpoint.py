@@ -104,7 +104,7 @@ class EmitterCheckpoint(msgspec.Struct):
     def of(cls, emitter: Emitter) -> EmitterCheckpoint:
         """What is kept of an emitter."""
         kind: Any = next(name for name, each in _KINDS.items() if each is type(emitter))
-        named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.known_facts()
+        named = emitter.instance, emitter.number, emitter.config_id, emitter.facts.sourced_facts()
         kept = cls(kind, *named, emitter.api_queueing, server=emitter.server, times_steps=emitter.times_steps)
         match emitter:
             case Engine():

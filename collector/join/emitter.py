@@ -170,7 +170,7 @@ class Emitter(abc.ABC):
 
     def is_same_server(self, other: Emitter) -> bool:
         """Whether their servers say nothing else of themselves: model, GPU, version, limits."""
-        return other.recording == self.recording and not other.facts.is_another_server(self.facts.known_facts())
+        return other.recording == self.recording and not other.facts.is_another_server(self.facts.sourced_facts())
 
     def is_replaced_by(self, successor: Emitter, late_ns: int) -> bool:
         """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""
@@ -185,7 +185,7 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
     """What the emitters of one configuration know together; what one of them hides is hidden."""
     facts: dict[str, Fact] = {}
     for emitter in sorted(emitters, key=lambda each: each.facts.get(HIDES_HITS) is True):
-        facts |= emitter.facts.known() | emitter.identity
+        facts |= emitter.facts.as_dict() | emitter.identity
     return facts
 
 

@@ -131,7 +131,7 @@ class Joiner:
             self.rows.add(emitter.config_id, emitter, emitter.advance())
 
     def _add_steps(self, engine: Engine, telemetry: Telemetry) -> None:
-        before = engine.facts.known_facts()
+        before = engine.facts.sourced_facts()
         changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         if changed and engine.facts.is_another_server(before):
             self._succeed(engine)
@@ -263,7 +263,7 @@ class Joiner:
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
         told = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
-        known = page.facts.known()
+        known = page.facts.as_dict()
         for sender in told:
             sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
         if richer := [sender for sender in told if sender.times_steps]:

@@ -29,9 +29,9 @@ from online.transfer import HIDES_HITS
 from . import exact
 from .emitter import Emitter, Liveness, Scheduling, TargetRows, Waiting
 from .inferred import (
-    Chunks,
     EngineCalibration,
     KvTimeline,
+    PrefillChunks,
     StepView,
     completed_steps,
     drops,
@@ -84,7 +84,7 @@ class EngineProcess:
         """A heap of those that ended and wait, by their end."""
         self.emitted_step = self.calibrated_step = 0
         self._emitted_unix_ns = 0
-        self._chunks: list[Chunks] = []
+        self._chunks: list[PrefillChunks] = []
         self._rows: list[RowBlock] = []
         self._schedule_rows: list[RowBlock] = []
 

@@ -8,11 +8,11 @@ Health by check-in: a subsystem that stops calling is dead, whatever it said bef
 A draining process is alive and not ready. Learning nothing is neither: readiness gates the whole pod, so it must not
 wait for telemetry. (After Refinery's internal/health.)
 
-What the process is made of: parts that start and stop, and the tasks in which they take their turns.
+What the process is made of: parts that start and stop, and the tasks in which they work.
 
 A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. All I/O
 happens in one loop (collector/runtime/loop.py); what computes or writes files is a :class:`Task` with a thread of its
-own: a name, a turn, and how long a turn may take before the task counts as hung.
+own: a name, an iteration, and how long an iteration may take before the task counts as hung.
 """
 
 from __future__ import annotations
@@ -112,32 +112,32 @@ class Part(Protocol):
 
 
 class Task:
-    """A thread of its own that takes turns until it is stopped, or until a turn says that it was the last.
+    """A thread that calls one function again and again, until it is stopped or the function returns None.
 
-    The first turn comes at once. A turn that raises is logged and ends the task, which then misses its check-in.
+    The first call comes at once. A call that raises is logged and ends the task, which then misses its check-in.
 
     Args:
         name: of the thread, and in health.
-        turn: one turn; returns the seconds to pause before the next, None after the last.
-        health: where to check in after every turn.
-        turn_timeout_s: the longest turn; a task that takes longer, beyond its pause, is late.
-        on_death: called when a turn has raised.
+        iterate: does one iteration; returns the seconds to pause before the next, None after the last.
+        health: where to check in after every iteration.
+        timeout_s: the longest iteration; a task that takes longer, beyond its pause, is late.
+        on_death: called when an iteration has raised.
     """
 
     def __init__(
         self,
         name: str,
-        turn: Callable[[], float | None],
+        iterate: Callable[[], float | None],
         *,
         health: Health,
-        turn_timeout_s: float,
+        timeout_s: float,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.died = False
-        self._turn = turn
+        self._iterate = iterate
         self._health = health
-        self._turn_timeout_s = turn_timeout_s
+        self._timeout_s = timeout_s
         self._on_death = on_death
         self._stopping = False
         self._wake = threading.Event()
@@ -145,7 +145,7 @@ class Task:
 
     def start(self) -> None:
         """Begin; from now on it has to check in."""
-        self._health.register(self.name, self._turn_timeout_s)
+        self._health.register(self.name, self._timeout_s)
         self._thread.start()
 
     def notify(self) -> None:
@@ -159,14 +159,14 @@ class Task:
         return not self._thread.is_alive()
 
     def stop(self, timeout_s: float | None) -> bool:
-        """Request the stop and wait for the turn under way (None: as long as it takes); whether it has ended."""
+        """Request the stop and wait for the iteration under way (None: as long as it takes); whether it has ended."""
         self._stopping = True
         self._wake.set()
         return self.join(timeout_s)
 
     def _run(self) -> None:
         try:
-            while not self._stopping and (pause_s := self._turn()) is not None:
+            while not self._stopping and (pause_s := self._iterate()) is not None:
                 self._health.check_in(self.name, pause_s)
                 self._wake.wait(pause_s)
                 self._wake.clear()

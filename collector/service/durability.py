@@ -98,7 +98,7 @@ class Durability:
         """What a start found lost; why the log has less room than configured; why the last checkpoint is in no file."""
         self._pending: deque[tuple[Tree, Position]] = deque()
         """Checkpoints that were taken, until they are written: one, and the last one of a stop behind it."""
-        self._task = Task(WRITER, self._write_pending, health=health, turn_timeout_s=CHECK_IN_TIMEOUT_S)
+        self._task = Task(WRITER, self._write_pending, health=health, timeout_s=CHECK_IN_TIMEOUT_S)
         metrics.follow(table.SIZE_BYTES, lambda: self.log.size_bytes, "log")
         metrics.follow(table.CAPACITY_BYTES, lambda: self.log.capacity_bytes if self.has_log else 0, "log")
 

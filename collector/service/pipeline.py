@@ -96,7 +96,7 @@ class Pipeline:
         self._histories: dict[str, HistoryView] = {}
         self.on_event: Callable[[Event], None] | None = None
         """Sees what the join says, before it is learned."""
-        self.applied_seq = 0
+        self.processed_seq = 0
         """Number of the last entry of the log that has been processed."""
 
     @property
@@ -141,7 +141,7 @@ class Pipeline:
         is_logged = bool(exports) and exports[-1].seq > 0
         if is_logged:
             self._unlearned.begin(exports[0].seq, exports[-1].arrived_unix_ns)
-            self.applied_seq = exports[-1].seq
+            self.processed_seq = exports[-1].seq
         joiner = self.joiner
         for batch in kv:
             joiner.kv.add(batch)
@@ -205,8 +205,8 @@ class Pipeline:
 
     def to_checkpoint(self) -> tuple[Tree, Position]:
         """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""
-        read_from = self._unlearned.first_needed(self.joiner, self.applied_seq + 1)
-        position = Position(self.applied_seq, read_from)
+        read_from = self._unlearned.first_needed(self.joiner, self.processed_seq + 1)
+        position = Position(self.processed_seq, read_from)
         return {
             LEARNERS: self._bank.to_state(),
             JOIN: self.joiner.to_checkpoint(),
@@ -231,7 +231,7 @@ class Pipeline:
         self._bank.from_state(part_of_tree(tree, LEARNERS))
         self.joiner, self._spans = joiner, SpanWindow(self._settings.engines_max)
         self._unlearned = UnlearnedExports(self._settings)
-        self.applied_seq = position.read_from - 1
+        self.processed_seq = position.read_from - 1
         return position
 
     def take_counts(self) -> Counts:

@@ -151,7 +151,7 @@ class SnapshotWriter:
         self._metrics = metrics
         self._interval_s = interval_s
         self._written_generation = 0
-        self._task = Task(WRITER, self._write_on_time, health=health, turn_timeout_s=WRITE_TIMEOUT_S)
+        self._task = Task(WRITER, self._write_on_time, health=health, timeout_s=WRITE_TIMEOUT_S)
 
     def start(self) -> None:
         """Find what readers have seen, and begin."""

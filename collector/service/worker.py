@@ -1,6 +1,6 @@
 """The one thread that decodes, joins and learns: no locks in the pipeline, because nobody else touches it.
 
-    a turn:  a batch ─► learn ─► watches ─► checkpoint, if one is due ─► generation, if one is due
+    an iteration:  a batch ─► learn ─► watches ─► checkpoint, if one is due ─► generation, if one is due
 
 Several queued exports go into one batch, since small ones are much cheaper together. It is bounded in bytes, so that
 the check-ins and new generations keep coming under load.
@@ -29,7 +29,7 @@ NAME = "worker"
 IDLE_WAIT_S = 1.0
 """Without an export: pages, passes, KV events, idle sources, and whatever else is due wait no longer, although they
 wake nobody. To look costs 0.3 ms."""
-TURN_TIMEOUT_S = 60.0
+ITERATION_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 7.0
 """When the time to drain is up: for the batch under way, and a last checkpoint and generation behind it."""
@@ -43,10 +43,10 @@ class Worker:
     Args:
         queue: closed and drained by ``stop``.
         pipeline: this thread alone touches it.
-        publisher: makes a generation after a turn if one is due.
-        durability: takes a checkpoint after a turn if it is due, and has what an earlier process left.
+        publisher: makes a generation after an iteration if one is due.
+        durability: takes a checkpoint after an iteration if it is due, and has what an earlier process left.
         take_others: what came beside exports since the last call, by the names of the pipeline's arguments.
-        watches: called after a turn, in their order.
+        watches: called after an iteration, in their order.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.
         on_death: called when the thread ends by an error.
     """
@@ -77,10 +77,10 @@ class Worker:
         self._abandoned = False
         self._spans_in_hand = 0
         """Of the batch that is being learned from."""
-        self._task = Task(NAME, self._turn, health=health, turn_timeout_s=TURN_TIMEOUT_S, on_death=on_death)
+        self._task = Task(NAME, self._iterate, health=health, timeout_s=ITERATION_TIMEOUT_S, on_death=on_death)
 
     def start(self) -> None:
-        """Begin to take turns."""
+        """Start the thread."""
         self._task.start()
 
     def stop(self) -> bool:
@@ -101,7 +101,7 @@ class Worker:
         _log.error("stopped before all was done: %d spans not learned from%s", spans, without)
         return False
 
-    def _turn(self) -> float | None:
+    def _iterate(self) -> float | None:
         if self._abandoned or (self._queue.exhausted and not self._behind):
             self._end()
             return None

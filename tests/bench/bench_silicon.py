@@ -112,7 +112,7 @@ def facts_of(server: Server) -> dict[str, str | int | float | bool]:
     ConfigResolver(configured({"rules": [{"facts": {"model_config": str(path)}}]})).apply(
         facts, attributes, "silicon", ""
     )
-    return facts.known()
+    return facts.as_dict()
 
 
 def rows_of(points: Sequence[Point]) -> RowBlock:

@@ -29,11 +29,11 @@ def stream_of(capture):
     if capture not in KNOWN:
         files = [path for path in (DATA / capture).iterdir() if path.name in {"otlp.pb.gz", "kv.jsonl.gz"}]
         timed = merged([Recording(path, print) for path in files])
-        timed = [one for one in timed if not isinstance(one.said, ScrapedPage)]
+        timed = [one for one in timed if not isinstance(one.item, ScrapedPage)]
         KNOWN[capture] = [
-            one.said
-            if isinstance(one.said, KvBatch)
-            else one.said._replace(seq=1 + number, recording="", arrived_unix_ns=one.unix_nano + 10**9)
+            one.item
+            if isinstance(one.item, KvBatch)
+            else one.item._replace(seq=1 + number, recording="", arrived_unix_ns=one.unix_nano + 10**9)
             for number, one in enumerate(timed)
         ]
     return KNOWN[capture]

@@ -104,7 +104,7 @@ def test_scraped_servers_are_asked_with_their_token_what_their_page_does_not_tel
             scrape_token_file=str(tmp_path / "token"),
             discover=(f"pod-*=http://127.0.0.1:{other.port}/",),
         )
-        with running(Scraper(config, Clock(), tell=resolver.discovered)):
+        with running(Scraper(config, Clock(), learn_facts=resolver.discovered)):
             eventually(lambda: fact_of(resolver, scraped, "vllm_version") and fact_of(resolver, "pod-1", "block_size"))
             eventually(lambda: len(page.asked) == 3)
     assert fact_of(resolver, scraped, "block_size") is fact_of(resolver, "http://127.0.0.1:8000", "model") is None
@@ -118,7 +118,7 @@ def test_a_server_that_has_not_answered_is_asked_who_it_is_again(monkeypatch):
     answers, told = iter([503] * 3), {}
     with PageServer(lambda path, _: (next(answers, 200), {}, GOOD[path])) as server:
         config = Config(discover=(server.url.removesuffix("/metrics"),))
-        with running(Scraper(config, Clock(), tell=told.__setitem__)):
+        with running(Scraper(config, Clock(), learn_facts=told.__setitem__)):
             eventually(lambda: told)
     assert told["*"]["model"] == "meta/llama"
 

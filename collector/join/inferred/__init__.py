@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from .calibration import EngineCalibration, Sums
-from .journeys import NATURAL, Chunks, Residency, find_residencies, project_onto_steps, split_chunks, waiting_steps
+from .journeys import (
+    NATURAL,
+    PrefillChunks,
+    Residency,
+    find_residencies,
+    project_onto_steps,
+    split_chunks,
+    waiting_steps,
+)
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
@@ -14,10 +22,10 @@ __all__ = [
     "NEARLY_WHOLE",
     "WHOLE",
     "ApiProcess",
-    "Chunks",
     "EngineCalibration",
     "KvSources",
     "KvTimeline",
+    "PrefillChunks",
     "Residency",
     "StepView",
     "Sums",

@@ -25,7 +25,7 @@ _ONE = np.ones((), np.float32)
 
 
 @dataclass(slots=True)
-class Chunks:
+class PrefillChunks:
     """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
 
     first_step: int
@@ -53,7 +53,7 @@ class Residency:
         return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
 
 
-def project_onto_steps(span: CoreSpan, window: StepWindow, residencies: Sequence[Residency]) -> list[Chunks]:
+def project_onto_steps(span: CoreSpan, window: StepWindow, residencies: Sequence[Residency]) -> list[PrefillChunks]:
     """Add the request to the columns of its steps, all of which the window holds; return its multi-step prefills."""
     chunks = []
     for run in residencies:
@@ -101,7 +101,7 @@ def find_residencies(events: tuple[SpanEvent, ...]) -> Iterator[Residency]:
             scheduled = None
 
 
-def _lay_prefill(run: Residency, prompt_tokens: int, window: StepWindow) -> list[Chunks]:
+def _lay_prefill(run: Residency, prompt_tokens: int, window: StepWindow) -> list[PrefillChunks]:
     cells, first = window.rebuilt, run.first_step - window.base
     last = (run.last_step if run.first_token_step is None else min(run.first_token_step, run.last_step)) - window.base
     chunks = []
@@ -111,7 +111,7 @@ def _lay_prefill(run: Residency, prompt_tokens: int, window: StepWindow) -> list
         cells["prefill_attention"][first] += prompt_tokens**2 / 2
     else:
         cells["prefill_requests"][first : last + 1] += 1
-        chunks.append(Chunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
+        chunks.append(PrefillChunks(run.first_step, last + window.base, run.scheduled_ns, prompt_tokens))
     steps = run.last_step - window.base - last
     if run.first_token_step is not None and steps > 0:
         _lay_decode(cells, last + 1, prompt_tokens + 1.0 + np.arange(steps))
@@ -167,8 +167,8 @@ def _lay_stamps(span: CoreSpan, window: StepWindow) -> None:
 
 
 def split_chunks(
-    chunks: list[Chunks], window: StepWindow, stop_step: int, budget_tokens: float | None, *, asynchronous: bool
-) -> list[Chunks]:
+    chunks: list[PrefillChunks], window: StepWindow, stop_step: int, budget_tokens: float | None, *, asynchronous: bool
+) -> list[PrefillChunks]:
     """Give the tokens of multi-step prefills to their steps below ``stop_step``; returns what is not finished.
 
     vLLM schedules decodes first, then running prefills in order, so a prefill takes what the others leave of the step's
@@ -194,7 +194,9 @@ def split_chunks(
     return unfinished
 
 
-def _share(window: StepWindow, index: int, chunk: Chunks, budget_tokens: float | None, asynchronous: bool) -> float:
+def _share(
+    window: StepWindow, index: int, chunk: PrefillChunks, budget_tokens: float | None, asynchronous: bool
+) -> float:
     cell, step = window.rebuilt[index], window.steps[index]
     first = cell["first_requests"] if asynchronous else 0.0
     if cell["seen"]:

@@ -109,7 +109,7 @@ class PageEngine(Emitter):
         self.windows.add(unix_ns, mono_ns, reading)
         newest = self.windows.newest
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
-        if before is not None and newest is not None and not self.windows.quiet:
+        if before is not None and newest is not None and not self.windows.scrapes_to_skip:
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
             add_waits(self.api_queueing, before, newest, self.windows.front_ends, budget)
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.front_ends)

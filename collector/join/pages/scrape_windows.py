@@ -156,7 +156,7 @@ class WindowSums(NamedTuple):
     is_close: bool
 
 
-def went_back(change: tuple[float, ...]) -> bool:
+def is_counter_reset(change: tuple[float, ...]) -> bool:
     """Whether a counter fell: the server was started again."""
     return any(change[meaning] < 0.0 for meaning in _COUNTERS)
 
@@ -253,7 +253,7 @@ BUSY_MAX = 8.0
 def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, front_ends: int, budget_tokens: float) -> None:
     """Count what happened between two neighbouring scrapes; ``front_ends``: front ends that count every step."""
     change, elapsed_s = end.since(start), (end.mono_ns - start.mono_ns) / 1e9
-    if elapsed_s <= 0.0 or went_back(change):
+    if elapsed_s <= 0.0 or is_counter_reset(change):
         return
     requests = change[Meaning.E2E_COUNT]
     wait_s = change[Meaning.E2E_SECONDS] - change[Meaning.QUEUE_SECONDS] - change[Meaning.INFERENCE_SECONDS]
@@ -288,7 +288,7 @@ MID_PROMPT_SCRAPES_MAX = 6
 _FRONT_ENDS_WINDOWS = 20
 _FRONT_ENDS_KEPT = 64
 _FRONT_ENDS_DOUBTFUL = 1.5
-_QUIET_SCRAPES = 8
+_SKIPPED_SCRAPES = 8
 """After a fall: several servers at one address take turns more often than that."""
 
 
@@ -306,7 +306,7 @@ class ScrapeWindows:
     """Since the start of the open window."""
     front_ends: int = 1
     """Front ends that each count a step in which a request of theirs took part."""
-    quiet: int = 0
+    scrapes_to_skip: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
     rows: dict[Target, list[RowBlock]] = field(default_factory=lambda: {Target.STEP_TIME: [], Target.GPU_TIME: []})
     """Those that nobody has taken; ``gpu_time`` where pages tell for how long the GPU was busy."""
@@ -321,14 +321,14 @@ class ScrapeWindows:
         if newest is not None:
             unix_ns = max(unix_ns, newest.unix_ns)  # the wall clock was set back: rows stay in order
         scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
-        self.quiet = max(self.quiet - 1, 0)
-        if newest is not None and went_back(scrape.since(newest)):
+        self.scrapes_to_skip = max(self.scrapes_to_skip - 1, 0)
+        if newest is not None and is_counter_reset(scrape.since(newest)):
             self.count(RowDrop.RESTART)
-            self.quiet = _QUIET_SCRAPES
+            self.scrapes_to_skip = _SKIPPED_SCRAPES
             self.occupancy, self.start, self.scrapes = Occupancy(), None, 0
             scrape = self.occupancy.scrape(unix_ns, mono_ns, reading)
         self.newest = scrape
-        if self.quiet:
+        if self.scrapes_to_skip:
             return
         self.scrapes += 1
         if self.start is None:

@@ -48,7 +48,7 @@ def learned(places):
 
 
 def test_an_engine_is_learned_as_a_replay_of_its_telemetry_alone_learns_it(payloads, tmp_path, monkeypatch):
-    monkeypatch.setattr("collector.fleet.replay.PIECE_BYTES", 100_000)  # several pieces of each file
+    monkeypatch.setattr("collector.fleet.replay.BATCH_BYTES", 100_000)  # several batches of each file
     own, state = tmp_path / "recording", tmp_path / "state.bin"
     write_by_time(own, [payloads[1]])
     assert replay([own], tmp_path / "one.json", CONFIG, state=state) == 0

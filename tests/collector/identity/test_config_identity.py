@@ -23,7 +23,7 @@ def facts_of(source=FactSource.RESOURCE, **told):
 def test_identity_holds_what_identifies_and_the_instance_where_nobody_names_the_model():
     facts = facts_of(model="m", num_gpu_blocks=100, tensor_parallel_size=2)
     assert facts.identity("i", "") == {"model": "m", "tensor_parallel_size": 2}
-    assert facts.known()["num_gpu_blocks"] == 100
+    assert facts.as_dict()["num_gpu_blocks"] == 100
     unnamed = facts_of(gpu="H100")
     assert unnamed.identity("one", "") != unnamed.identity("two", "")
     others = ({}, {"pipeline_parallel_size": 2}, {"speculative_decoding": True}, {"enable_lora": True})

@@ -44,12 +44,12 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
     assert (facts.get("num_key_value_heads"), facts.get("memory_bandwidth_gb_s")) == (2, 300.0)
     told = {"tensor_parallel_size": "resource", "gpu": "rules", "hidden_size": "model_file", "sm_count": "sheet"}
     assert told.items() <= facts.sources().items()
-    assert cannot_derive(facts.known()) == ()
+    assert cannot_derive(facts.as_dict()) == ()
 
 
 def test_quoted_facts_of_a_rule_are_read_as_attributes_are():
     facts = _apply(Config(rules=(Rule(facts={"speculative_decoding": "false", "max_num_seqs": "64", "dtype": "fp8"}),)))
-    assert facts.known().items() >= {("speculative_decoding", False), ("max_num_seqs", 64), ("dtype", "fp8")}
+    assert facts.as_dict().items() >= {("speculative_decoding", False), ("max_num_seqs", 64), ("dtype", "fp8")}
 
 
 def test_the_flags_of_the_server_say_more_than_the_file(model_file):
@@ -75,7 +75,7 @@ def test_what_is_discovered_reaches_live_engines_of_its_pattern_with_their_next_
     assert told() == [True, False, False]
     assert config_id(live.identity("pod-1", "")) != before
     assert {"block_size": "discovery", "model": "discovery"}.items() <= live.sources().items()
-    assert other.known() == replayed.known()
+    assert other.as_dict() == replayed.as_dict()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def test_a_public_name_tells_the_experts(line):
     model, *experts = line.split()
     facts = facts_of(model)
     assert [str(facts.get(name)) for name in ("num_experts", "num_experts_per_tok")] == experts
-    assert unknown_experts(facts.known()) == ""
+    assert unknown_experts(facts.as_dict()) == ""
     assert facts.sources().get("num_experts") == ("model_name" if experts[0] != "None" else None)
 
 
@@ -39,14 +39,14 @@ def test_a_public_name_tells_the_experts(line):
 def test_a_name_may_tell_a_mixture_and_not_its_experts_and_a_file_without_them_makes_a_dense_model(model):
     facts = facts_of(model)
     assert facts.get("num_experts") is None
-    assert "num_experts_per_tok" in unknown_experts(facts.known())
+    assert "num_experts_per_tok" in unknown_experts(facts.as_dict())
     assert not unknown_experts({"model": model, "hidden_size": 512})
 
 
 def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     pruned = facts_of("acme/Qwen3-30B-A3B-pruned", num_experts=64)
     assert (pruned.get("num_experts"), pruned.get("num_experts_per_tok")) == (64, None)
-    assert unknown_experts(pruned.known())
+    assert unknown_experts(pruned.as_dict())
     agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
     assert agrees.get("num_experts_per_tok") == 8
     assert agrees.sources()["num_experts"] == "resource"

@@ -37,7 +37,7 @@ def known(directory, said):
     (directory / "config.json").write_text(json.dumps(model))
     told = EngineFacts()
     ConfigResolver(Config(rules=(Rule(facts=facts),))).apply(told, {}, "e", "")
-    return told.known()
+    return told.as_dict()
 
 
 SIZES = f"""

@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from collector.config import Config, ConfigError, scraping
-from collector.decode.pages import PageFault
+from collector.decode.pages import PageProblem
 from collector.ingest.scrape import Scraper, ScrapeTarget, TargetList, read_page
 from collector.runtime import Clock, http, running
 from collector.runtime.http import HttpClient
@@ -51,7 +51,7 @@ def scraped(url, timeout_s=60.0):
         client = HttpClient(timeout_s)
         page = await read_page(client, Clock(), ScrapeTarget(url), "")
         await client.close()
-        return page.outcome if isinstance(page, PageFault) else PullOutcome.READ
+        return page.outcome if isinstance(page, PageProblem) else PullOutcome.READ
 
     return asyncio.run(ask())
 

@@ -71,7 +71,7 @@ def test_a_configuration_is_known_at_once_after_a_restart(before):
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     ((config_id, (emitter,)),) = after.emitters_by_config().items()
     (known,) = before.joiner.emitters_by_config()[config_id]
-    assert emitter.facts.known() == known.facts.known()
+    assert emitter.facts.as_dict() == known.facts.as_dict()
     assert emitter.snapshot().scheduling == known.snapshot().scheduling == "sync"
 
 

@@ -16,7 +16,7 @@ FILES = [DATA / "c5_offload" / name for name in ("kv.jsonl.gz", "otlp.pb.gz")]
 def test_recorded_kv_lines_are_batches_whatever_the_file_is_called(pack, tmp_path):
     path = tmp_path / "whatever"
     path.write_bytes(pack(b"".join(kv_lines("c5_offload"))))
-    said = [timed.said for timed in Recording(path, print)]
+    said = [timed.item for timed in Recording(path, print)]
     assert len(said) == 520
     assert all(isinstance(batch, KvBatch) and batch.source == str(path) for batch in said)
 

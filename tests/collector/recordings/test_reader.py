@@ -81,7 +81,7 @@ def test_the_order_on_the_command_line_does_not_matter(tmp_path):
         for name, steps in firsts.items()
     ]
     orders = [
-        [(timed.unix_nano, timed.said.recording) for timed in merged(Recording(path, print) for path in order)]
+        [(timed.unix_nano, timed.item.recording) for timed in merged(Recording(path, print) for path in order)]
         for order in itertools.permutations(paths)
     ]
     assert orders[0] == sorted(orders[0])

@@ -45,7 +45,7 @@ def test_three_files_of_a_rotation_are_one_source_in_the_order_of_one_file(tmp_p
     parts = (exports[:3], exports[3:6], exports[6:])
     for name, part, pack in zip(names, parts, (bytes, gzip.compress, bytes), strict=True):
         (tmp_path / name).write_bytes(pack(delimited(*part)))
-    said = [timed.said for timed in merged(open_recordings([tmp_path / name for name in names[::-1]], print))]
+    said = [timed.item for timed in merged(open_recordings([tmp_path / name for name in names[::-1]], print))]
     assert [export.payload for export in said] == [export.SerializeToString() for export in exports]
     assert {(export.recording, export.transport) for export in said} == {(str(tmp_path / "t.pb"), "file")}
 
@@ -78,6 +78,6 @@ class Pipe(io.BytesIO):
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_standard_input_is_read_as_a_file_is(pack):
     (recording,) = open_recordings([STDIN], print, io.BufferedReader(Pipe(pack(delimited(*EXPORTS)))))
-    payloads = [timed.said.payload for timed in recording]
+    payloads = [timed.item.payload for timed in recording]
     assert payloads == [export.SerializeToString() for export in EXPORTS]
     assert recording.position_bytes == recording.size_bytes == 0

@@ -22,7 +22,7 @@ def health(clock):
 
 def test_a_turn_that_hangs_makes_it_late_by_its_name_and_the_next_one_mends_that(health, clock):
     gate = threading.Event()
-    task = Task("stuck", lambda: gate.wait(60) and 0.0, health=health, turn_timeout_s=5)
+    task = Task("stuck", lambda: gate.wait(60) and 0.0, health=health, timeout_s=5)
     task.start()
     clock.advance(6)
     assert health.late() == ("stuck",)
@@ -34,7 +34,7 @@ def test_a_turn_that_hangs_makes_it_late_by_its_name_and_the_next_one_mends_that
 
 def test_a_turn_that_raises_ends_the_task_tells_and_leaves_it_late(health, clock, caplog):
     deaths = []
-    task = Task("mortal", lambda: 1 / 0, health=health, turn_timeout_s=5, on_death=lambda: deaths.append(1))
+    task = Task("mortal", lambda: 1 / 0, health=health, timeout_s=5, on_death=lambda: deaths.append(1))
     task.start()
     assert task.join(60)
     assert (task.died, deaths) == (True, [1])

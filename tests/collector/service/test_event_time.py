@@ -158,7 +158,7 @@ def test_arrival_tells_who_is_idle_whatever_times_a_sender_claims():
 def test_pages_give_their_last_rows_when_scraping_ends():
     house = House()
     for timed in itertools.islice(Recording(RECORDED, print), 160):
-        house.pipeline.process(pages=[timed.said])
+        house.pipeline.process(pages=[timed.item])
         house.turn()
         house.clock.advance(0.5)
     house.silence()
@@ -197,7 +197,7 @@ def test_what_is_pending_is_said_and_until_when():
 
 
 def test_what_is_said_of_the_load_of_the_last_minutes_ends_with_them_also_of_a_server_whose_idle_page_comes_on():
-    house, pages = House(), [timed.said for timed in itertools.islice(Recording(RECORDED, print), 160)]
+    house, pages = House(), [timed.item for timed in itertools.islice(Recording(RECORDED, print), 160)]
     for page in pages:
         house.pipeline.process(pages=[replace(page, unix_ns=house.clock.unix_nano(), recording="")])
         house.turn()

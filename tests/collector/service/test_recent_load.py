@@ -133,7 +133,7 @@ def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
 def test_a_recorded_page_alone_tells_the_load_of_its_requests():
     pipeline = new_pipeline()
     for timed in Recording(RECORDED, print):
-        pipeline.process(pages=[timed.said])
+        pipeline.process(pages=[timed.item])
     mix, _, is_inside = mix_as_predicted(pipeline)
     assert is_inside
     # what the clients of the recording counted and timed

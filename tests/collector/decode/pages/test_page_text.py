@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from collector.decode.pages import Flavour, Meaning, PageFault, is_page_line, parse_page, read_page_line
+from collector.decode.pages import Flavour, Meaning, PageProblem, is_page_line, parse_page, read_page_line
 from collector.telemetry import PullOutcome
 from tests.support.page_server import RECORDED, recorded_pages
 
@@ -121,7 +121,7 @@ def test_engines_of_one_page_are_told_apart():
 
 def test_labels_with_braces_quotes_and_timestamps_do_not_confuse():
     odd = PAGES[5].replace(b'model_name="tiny"} 2', b'model_name="a} 9 \\"b"} 2').replace(b".0\n", b".0 1700000000\n")
-    assert not isinstance(parse_page(odd), PageFault)
+    assert not isinstance(parse_page(odd), PageProblem)
     assert only(VLLM.replace(b'"m"', b'"a\\"b\\\\n\\nc"')).model == 'a"b\\n\nc'
 
 

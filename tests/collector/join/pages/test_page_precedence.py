@@ -22,7 +22,7 @@ CONFIG = Config(learners=("rls",))
 
 @cache
 def pages():
-    return [timed.said for timed in Recording(RECORDED, print) if isinstance(timed.said, ScrapedPage)]
+    return [timed.item for timed in Recording(RECORDED, print) if isinstance(timed.item, ScrapedPage)]
 
 
 def live(page, server="http://10.0.0.7:8000", shift_ns=0):

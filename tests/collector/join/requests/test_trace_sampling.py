@@ -280,8 +280,8 @@ def test_the_page_of_a_server_whose_request_spans_are_sampled_is_learned_from():
     pipeline = new_pipeline()
     go_on(pipeline, kept(requests(500), 0.1))
     for timed in Recording(RECORDED, print):
-        if isinstance(timed.said, ScrapedPage):
-            page = timed.said
+        if isinstance(timed.item, ScrapedPage):
+            page = timed.item
             pipeline.process(pages=[ScrapedPage("http://10.0.0.7:8000", page.unix_ns, page.mono_ns, page.engines)])
     pipeline.flush()
     config = only_config(pipeline)

@@ -145,7 +145,8 @@ class Forwarder:
         self._emptied.set()
         self._task = Background(NAME, health)
         self._scopes = [scope.encode() for scope in config.forward_drop_scopes]
-        self._failing = False
+        self._told: bool | None = None
+        """Of the last failure, if there was one: whether its call may be repeated."""
         self._headers = _headers(config)
         metrics.set(table.CAPACITY_BYTES, QUEUE_BYTES, "forward")
         metrics.follow(table.SIZE_BYTES, lambda: self._queued_bytes, "forward")
@@ -247,12 +248,13 @@ class Forwarder:
         return None
 
     def _tell(self, failure: _Failure | None) -> None:
-        """Say once that the backend does not take telemetry, and once that it does again."""
-        if failure is not None and not self._failing:
+        """Say once that the backend does not take telemetry now, or never will, and once that it does again."""
+        told = failure and failure.may_repeat
+        if failure is not None and told is not self._told:
             _log.warning("%s does not take telemetry: %s", self._config.forward, failure.text)
-        elif failure is None and self._failing:
+        elif failure is None and self._told is not None:
             _log.info("%s takes telemetry again", self._config.forward)
-        self._failing = failure is not None
+        self._told = told
 
     def _count(self, waiting: _Waiting, outcome: ForwardOutcome) -> None:
         self._metrics.add(table.FORWARDED, 1, waiting.signal, outcome)

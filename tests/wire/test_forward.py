@@ -260,7 +260,9 @@ def test_metrics_and_logs_are_passed_on_and_without_a_backend_unimplemented(tmp_
             assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
-def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_asked_to_or_soon(tmp_path, monkeypatch):
+def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_asked_to_or_soon(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setattr(forward, "PAUSE_S", 0.1)
     (tmp_path / "headers").write_text("X-Scope: tenant-1\n")
     answers = {1: (302, ""), 2: (503, "\u00b2"), 3: (429, "1")}  # the second hint makes no sense
@@ -279,6 +281,7 @@ def test_http_goes_to_http_with_the_headers_of_a_file_and_comes_back_when_it_is_
     told = [(path, headers["X-Scope"], headers["Content-Type"]) for path, headers in server.asked]
     assert told == [("/v1/traces", "tenant-1", "application/x-protobuf")] * 4
     assert server.bodies == [ONE] * 4
+    assert [line.rpartition(": ")[2] for line in caplog.messages] == ["status 302", "status 503"]
 
 
 def test_what_a_backend_takes_in_part_is_refused_and_not_sent_again(tmp_path, caplog):

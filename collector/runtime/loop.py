@@ -74,10 +74,12 @@ class Background:
 
 
 _SIGNALS = signal.SIGTERM, signal.SIGINT
+AGAIN_S = 0.5
+"""Signals after so long are not the first one again, which a wrapper passes on to a process that has it already."""
 
 
 async def serve(make: Callable[[Callable[[], None]], Part]) -> bool:
-    """Run a service in this loop until SIGTERM, SIGINT, or its own call of ``stop``; a second signal ends the process.
+    """Run a service in this loop until SIGTERM, SIGINT, or its own call of ``stop``; a later one ends the process.
 
     Args:
         make: makes it of what asks for the stop from any thread.
@@ -92,6 +94,9 @@ async def serve(make: Callable[[Callable[[], None]], Part]) -> bool:
 
     def on_signal() -> None:
         asked.set()
+        loop.call_later(AGAIN_S, end_at_the_next)
+
+    def end_at_the_next() -> None:
         for number in _SIGNALS:
             loop.add_signal_handler(number, os._exit, 128 + number)
 

@@ -62,6 +62,8 @@ _QUEUE_OFF = 0.25
 """Of the steps in which other prompts take the tokens: as far off by how sizes spread, for eight in ten loops."""
 _KNOWN_WITHIN = 2.0
 """ITL of short answers is usable where requests that gather have at least so large a part of it."""
+_Z_80 = 1.28
+"""Standard errors of half an 80 % interval."""
 TURNAROUND_US = 2_000.0
 """From a client's last token to its next request in the queue, where the API server's part is not known: assumed, a
 millisecond each way."""
@@ -232,7 +234,10 @@ def _ahead(config: ConfigDocument) -> Band:
 
 
 def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:
-    """A time outside of the steps, of a request with so many tokens of its kind; 0 where none was learned."""
+    """A time outside of the steps, of a request with so many tokens of its kind; 0 where none was learned.
+
+    Its band is that of its rows, and at least that of its intercept: what stands in for rows has no other.
+    """
     target = config.targets.get(name)
     model = None if target is None else target.models.get("portable")
     if target is None or model is None:
@@ -241,4 +246,5 @@ def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float
     base_us = max(us_of.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     us = base_us + us_of.get(feature, 0.0) * tokens
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
-    return us, us * min(p10, 1.0), us * max(p90, 1.0)
+    off_us = _Z_80 * next((each.stderr or 0.0 for each in model.coefficients if each.name == "intercept"), 0.0)
+    return us, max(min(us * p10, us - off_us), 0.0), max(us * p90, us + off_us)

@@ -258,6 +258,8 @@ def test_what_a_request_costs_outside_of_the_steps_is_added_once():
     assert without.ttft.us == pytest.approx(stretched / 1.02)
     after = with_api.e2e.us - with_api.ttft.us - 99 * with_api.itl.us
     assert after == pytest.approx(1500 + 1.7 * 100)
+    bar, bare = (each.ttft.high - each.ttft.us for each in (with_api, without))
+    assert bar == pytest.approx(1.02 * bare + 0.5 * (900 + 0.4 * 1000) + 1.28 * 20), "of no rows, its standard error"
 
 
 work = {

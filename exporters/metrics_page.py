@@ -93,7 +93,11 @@ FAMILIES: tuple[Family, ...] = (
     Family("tracefit_predicted_itl_seconds", _CONFIG, "Predicted mean ITL of the load of the last minute."),
     Family("tracefit_predicted_ttft_seconds", _CONFIG, "Predicted mean TTFT of the same load."),
     Family("tracefit_observed_itl_seconds", _CONFIG, "Mean ITL of the requests that finished in it."),
-    Family("tracefit_observed_ttft_seconds", _CONFIG, "Their mean TTFT, with the usual time in the API process."),
+    Family(
+        "tracefit_observed_ttft_seconds",
+        _CONFIG,
+        "Their mean TTFT. Without a tracefit_coefficient of api_queueing, both TTFT are without the API process.",
+    ),
     Family(
         "tracefit_load",
         (*_CONFIG, "of"),

@@ -58,11 +58,7 @@ def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_stays_quie
             assert test["input_series"]
             (fires if case["exp_alerts"] else quiet).add(case["alertname"])
     assert fires == quiet == set(ALERTS)
-
-
-def test_the_operator_gets_the_same_rules():
-    resource = read_yaml(MONITORING / "prometheusrule.yaml")
-    assert resource["spec"]["groups"] == RULES
+    assert read_yaml(MONITORING / "prometheusrule.yaml")["spec"]["groups"] == RULES, "of the operator"
 
 
 def test_every_alert_says_what_it_is_how_grave_and_what_to_do():

@@ -131,8 +131,7 @@ def test_the_largest_coefficients_that_are_read_lead_to_finite_times(target, coe
 
     response = ask(target, bent(absurd))
     assert response.status == status
-    assert b"NaN" not in response.body
-    assert b"Infinity" not in response.body
+    assert not re.search(b"NaN|Infinity", response.body)
 
 
 @pytest.mark.parametrize("target", ["/predict?prompt=200&output=100", "/plan?prompt=200&output=100&itl=30ms"])

@@ -87,16 +87,15 @@ def words(snapshot, **kwargs):
 
 def test_a_person_finds_the_coefficients_with_their_uncertainty():
     text = words(cases.snapshot())
-    half = "3.1 %"  # 1.96 / 64
-    numbers = ("meta-llama/Llama-2-7b-hf", "16.8 ms", "580 µs/token", "70.0 ns/token", "1.30 ms/request")
-    for expected in (*numbers, half, "identified", "1.1 % in the median"):
+    numbers = ("16.8 ms", "3.1 %", "580 µs/token", "70.0 ns/token", "1.30 ms/request")  # 1.96 / 64
+    for expected in (*numbers, "meta-llama/Llama-2-7b-hf", "identified", "1.1 % in the median"):
         assert expected in text
 
 
 def test_of_a_merged_state_the_engines_that_differ_stand_first_with_their_ratio():
     text = words(cases.snapshot())
     assert "3 engines, each against the others: 1 differs by more than the errors" in text
-    assert "; of another speed than the others: 1" in text
+    assert "; engines of another speed: 1" in text
     assert "vllm-7 differs ×1.600 ± 0.015 400 vllm-0 ×0.969 ± 0.061 800 unknown – 3" in text
     assert "against the others" not in words(cases.full_snapshot(1))
 
@@ -143,30 +142,22 @@ def test_advice_says_what_is_missing_for_this_telemetry_with_the_port_that_takes
 
 
 def test_before_the_first_snapshot_it_says_how_to_begin():
-    text = words(None)
-    assert "Waiting for telemetry" in text
-    assert "--otlp-traces-endpoint http://127.0.0.1:4317" in text
+    assert re.search("Waiting for telemetry .* --otlp-traces-endpoint http://127.0.0.1:4317", words(None))
 
 
 def test_losses_are_shown_by_reason_and_what_did_not_happen_is_folded():
     text = words(cases.snapshot())
-    assert "Some telemetry was left out" in text
-    assert "grpc, queue full 7" in text
+    assert re.search("Some telemetry was left out.* grpc, queue full 7", text)
     assert "shutting_down" not in text
     quiet = words(cases.snapshot(), own=CollectorRegistry(), ready=False)
-    assert "Nothing was lost or left out." in quiet
-    assert "not ready" in quiet
+    assert re.search(r"not ready .* Nothing was lost or left out\.", quiet)
 
 
-def test_nothing_is_loaded_from_elsewhere():
-    text = answer(cases.snapshot()).body.decode()
-    assert not re.search(r"(src|href)=[\"']?(https?:)?//|@import|url\(", text)
-
-
-def test_the_policy_allows_exactly_the_style_and_the_script_that_are_there():
+def test_the_policy_allows_exactly_the_style_and_the_script_that_are_there_and_nothing_comes_from_elsewhere():
     response = answer(cases.snapshot())
     policy = dict(response.headers)["Content-Security-Policy"]
     text = response.body.decode()
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//|@import|url\(", text)
     for tag in ("style", "script"):
         (content,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()

@@ -27,12 +27,14 @@ class Source:
 
 FRAMES = """<!doctype html><title>not loaded</title>
 <iframe src="/?config=" width="390" height="900"></iframe>
-<iframe src="/?config=" width="900" height="900"></iframe><script>
+<iframe src="/?config=" width="900" height="900"></iframe>
+<iframe src="/?config=" width="2560" height="900"></iframe><script>
 const sideways = (frame) => {
   const page = frame.contentDocument, width = Number(frame.width);
   page.querySelectorAll("details").forEach((box) => { box.open = true; });
   const out = [...page.body.querySelectorAll("*")].filter((each) =>
     !each.closest(".scroll, .sr, .skip") && each.getBoundingClientRect().right > width + 1);
+  out.push(...[...page.querySelectorAll(".chart")].filter((each) => each.getBoundingClientRect().width > 432));
   if (width < 640)  // on a phone, what to trust is seen without a swipe
     out.push(...[...page.querySelectorAll(".coefficients td")].filter((each) =>
       each.getBoundingClientRect().right > each.closest(".scroll").getBoundingClientRect().right + 1));
@@ -40,7 +42,10 @@ const sideways = (frame) => {
 };
 onload = () => { document.title = [...document.querySelectorAll("iframe")].map(sideways).join("; "); };
 </script>"""
-"""The page at two widths; as title, how wide each became, and what stands out of it beside boxes."""
+"""The page at three widths; as title, how wide each became, and what stands out of it beside boxes.
+
+A chart of a fifth more than its 360 pixels stands out, too: its letters grow with it.
+"""
 
 
 ASKING = """<!doctype html><title>not asked</title><iframe src="/"></iframe><script>
@@ -106,7 +111,7 @@ def test_with_javascript_it_follows_the_generations_and_breaks_no_rule_of_its_po
 def test_nothing_scrolls_sideways_even_with_everything_open(tmp_path, source):
     with shown(source) as url:
         done = browse(tmp_path, f"{url}frames", "--virtual-time-budget=2000", "--dump-dom")
-    assert re.search("<title>(.*?)</title>", done.stdout)[1] == "width 390, out: ; width 900, out: "
+    assert re.search("<title>(.*?)</title>", done.stdout)[1] == "width 390, out: ; width 900, out: ; width 2560, out: "
 
 
 def test_with_javascript_a_question_is_answered_without_a_turn_of_the_page(tmp_path):

@@ -312,14 +312,6 @@ class ConfigResolver:
             for pattern, answers in self._discovered:
                 if fnmatch.fnmatchcase(instance, pattern):
                     facts.learn(answers, FactSource.DISCOVERY)
-        self._apply_rules(facts, instance, recording)
-        if isinstance(gpu := facts.get("gpu"), str) and (sheet := find(self._sheets, gpu)):
-            facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
-        _apply_name(facts)
-        facts.applied = dict(attributes), self._discovered, facts.version
-        return facts.version != before
-
-    def _apply_rules(self, facts: EngineFacts, instance: str, recording: str) -> None:
         arch: Mapping[str, Fact] = {}
         for rule in self._rules:  # a later rule of the file wins over an earlier one
             if rule.matches({**facts.as_dict(), "instance": instance, "recording": recording}):
@@ -327,6 +319,11 @@ class ConfigResolver:
                 arch = rule.architecture or arch
         if arch:
             facts.learn(_with_dtype(arch, facts), FactSource.MODEL_FILE)
+        if isinstance(gpu := facts.get("gpu"), str) and (sheet := find(self._sheets, gpu)):
+            facts.learn(sheet.facts(compute_dtype(facts)), FactSource.SHEET)
+        _apply_name(facts)
+        facts.applied = dict(attributes), self._discovered, facts.version
+        return facts.version != before
 
 
 def _apply_name(facts: EngineFacts) -> None:

@@ -79,6 +79,7 @@ class Emitter(abc.ABC):
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         self.instance, self.recording, self.number = instance, recording, number
         self._settings = settings
+        self._lateness_ns, self._timeout_ns = settings.lateness_ns, settings.timeout_ns
         self.facts = EngineFacts()
         self.api_queueing = ApiQueueing()
         self.counts = Counts()

@@ -129,7 +129,7 @@ class Engine(Emitter):
         for process in self.processes:
             process.kv = publisher
         if publisher is not None:
-            publisher.forget_before(self.event_unix_ns - 2 * self._settings.timeout_ns)
+            publisher.forget_before(self.event_unix_ns - 2 * self._timeout_ns)
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Engine(Emitter):
             self._process_of(span.end_unix_ns, span.events[-1].step_id).add_request(span) for span in telemetry.core
         ]
         claimed = self._claimed
-        if claimed is not None and claimed.event_unix_ns - claimed.first_unix_ns > self._settings.lateness_ns:
+        if claimed is not None and claimed.event_unix_ns - claimed.first_unix_ns > self._lateness_ns:
             self._accept(claimed)
         return [request for request in requests if request is not None]
 
@@ -175,12 +175,11 @@ class Engine(Emitter):
         distance ahead is usual.
         """
         ahead, later_ns = step - process.window.newest_step, unix_ns - process.event_unix_ns
-        lateness_ns = self._settings.lateness_ns
         if process.window.size <= 0 or ahead == 0:
             return True
         if ahead < 0:
-            return later_ns < 0 or (ahead == -1 and later_ns <= lateness_ns)
-        too_fast = ahead * _SHORTEST_STEP_NS > max(later_ns, 0) + lateness_ns
+            return later_ns < 0 or (ahead == -1 and later_ns <= self._lateness_ns)
+        too_fast = ahead * _SHORTEST_STEP_NS > max(later_ns, 0) + self._lateness_ns
         return not (process.has_summaries and (too_fast or ahead > self._settings.steps_max))
 
     def _accept(self, claimed: EngineProcess) -> None:

@@ -148,8 +148,9 @@ class EngineProcess:
         engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
-        ends_told = (steps["ts_done_ns"] > 0) | (self.calibration.facts.get("async_scheduling") is not True)
-        self.is_exact |= bool(((steps["context_tokens_single"] != MISSING) & ends_told).any())
+        if not self.is_exact:
+            ends_told = (steps["ts_done_ns"] > 0) | (self.calibration.facts.get("async_scheduling") is not True)
+            self.is_exact = bool(((steps["context_tokens_single"] != MISSING) & ends_told).any())
         self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
         if len(snapshots):
             self.window.add_snapshots(snapshots[np.isin(snapshots["step_id"], new)])

@@ -112,25 +112,17 @@ def row_block(
         counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
         keep &= ~mask
     whole = np.logical_and.reduceat(seen, offsets[:-1])
+    phase = np.zeros((len(offsets), len(PHASES)))
+    phase[stamps.kind == SCHEDULED, SCHEDULED] = 1.0
+    if quality is not Quality.JOURNEYS:  # without start stamps ``completed`` is the reference: else rank-deficient
+        phase[stamps.kind == COMPLETED, COMPLETED] = 1.0
     block = replace(
         RowBlock.of_lines(raw, stamps.elapsed_ns / 1e3, end_ns=stamps.unix_ns[1:].astype(np.int64), engine=engine),
         offsets=offsets,
-        phase=_phase_columns(stamps.kind, has_start=quality is not Quality.JOURNEYS),
+        phase=np.diff(phase, axis=0),
         quality=np.where(whole, int(min(quality, Quality.STEPS)), int(max(quality, Quality.SAMPLED))),
     )
     return block if keep.all() else block.take(keep)
-
-
-def _phase_columns(kind: Ints, *, has_start: bool) -> Floats:
-    """Phase of the rows between consecutive stamps, shape (n - 1, len(PHASES)).
-
-    Without start stamps ``completed`` is the reference: both columns together would be rank-deficient.
-    """
-    columns = np.zeros((len(kind), len(PHASES)))
-    columns[kind == SCHEDULED, SCHEDULED] = 1.0
-    if has_start:
-        columns[kind == COMPLETED, COMPLETED] = 1.0
-    return np.diff(columns, axis=0)
 
 
 @dataclass(slots=True)

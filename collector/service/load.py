@@ -30,7 +30,7 @@ from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
-from collector.decode import CoreSpan, RequestSpan, SpanEventKind, StepColumns, Telemetry
+from collector.decode import CoreSpan, RequestSpan, SpanEventKind, Telemetry
 from collector.decode.pages import Meaning, ScrapedPage
 from collector.join.pages import keys_of
 from exporters.what_if import WorkloadProfile
@@ -73,13 +73,6 @@ class _Sums(NamedTuple):
 
 
 _NOTHING: Final = _Sums()
-
-
-def _sums_of_steps(steps: StepColumns) -> _Sums:
-    """Who ran in them, and what they prefilled."""
-    decoding = steps["decode_requests"].astype(np.float64)
-    met = _met(decoding, decoding + steps["prefill_requests"], steps["waiting"])
-    return _Sums(prefill_tokens=float(steps["prefill_tokens"].sum()), **met)
 
 
 def _met(decoding: Floats, running: Floats | Ints, waiting: Floats | Ints) -> dict[str, float]:
@@ -205,8 +198,10 @@ class RecentLoad:
             process.add_core(span)
         for request in telemetry.requests:
             process.add_request(request)
-        if len(telemetry.steps):
-            process.add(int(telemetry.steps["unix_ns"].max()), _sums_of_steps(telemetry.steps))
+        if len(steps := telemetry.steps):
+            decoding = steps["decode_requests"].astype(np.float64)
+            met = _met(decoding, decoding + steps["prefill_requests"], steps["waiting"])
+            process.add(int(steps["unix_ns"].max()), _Sums(prefill_tokens=float(steps["prefill_tokens"].sum()), **met))
 
     def record_page(self, page: ScrapedPage) -> None:
         """Add what one server counted since its last page; nothing of one that idles, and is scraped on."""

@@ -153,7 +153,9 @@ class Log:
         """
         with self._lock:
             number = self.newest + 1
-            entry = _entry_of(export, number)
+            told = number, export.peer, export.transport, export.spans, export.arrived_unix_ns, export.payload
+            body = msgspec.msgpack.encode(told)
+            entry = _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
             if self.size_bytes and self.size_bytes + len(entry) > self.capacity_bytes:
                 raise LogFullError(0, "the log is full")
             self._write(entry, number)
@@ -229,13 +231,6 @@ class Log:
 
 
 # --- bytes ----------------------------------------------------------------------------------------------------------
-
-
-def _entry_of(export: Export, number: int) -> bytes:
-    body = msgspec.msgpack.encode(
-        (number, export.peer, export.transport, export.spans, export.arrived_unix_ns, export.payload)
-    )
-    return _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
 
 
 def _entries_of(path: Path, first: int) -> Iterator[Export]:

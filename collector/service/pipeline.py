@@ -150,7 +150,8 @@ class Pipeline:
             joiner.add_page(page)
         joiner.add_passes(passes)
         for telemetry in decode_exports(exports, self._spans.accept, self._counts):
-            self._warn_of_skew(telemetry)
+            if telemetry.too_new_unix_ns:
+                self._warn_of_skew(telemetry)
             self._load.record(telemetry)
             if is_logged:
                 self._unlearned.record(telemetry)
@@ -160,7 +161,7 @@ class Pipeline:
     def _warn_of_skew(self, telemetry: Telemetry) -> None:
         """Say once whose clock is ahead of ours."""
         ahead_ns = telemetry.too_new_unix_ns - telemetry.arrived_unix_ns
-        if telemetry.too_new_unix_ns and telemetry.instance not in self._skewed and len(self._skewed) < SKEWED_MAX:
+        if telemetry.instance not in self._skewed and len(self._skewed) < SKEWED_MAX:
             self._skewed.add(telemetry.instance)
             _log.warning(
                 "%r tells of times that lie %.0f s ahead of the clock here; such spans are left out (out_of_range). "

@@ -48,7 +48,7 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
-        from prometheus_client import disable_created_metrics  # noqa: PLC0415 -- see above
+        from prometheus_client import Counter, Gauge, disable_created_metrics  # noqa: PLC0415 -- see above
         from prometheus_client.platform_collector import PlatformCollector  # noqa: PLC0415
         from prometheus_client.process_collector import ProcessCollector  # noqa: PLC0415
 
@@ -56,7 +56,11 @@ class Metrics:
         self.registry = registry
         self._live: dict[Row, Any] = {}
         for metric in table:
-            self._register(metric)
+            make = Counter if metric.is_counter else Gauge
+            names, closed = [label for label, _ in metric.labels], [values for _, values in metric.labels]
+            whole = make(PREFIX + metric.name, metric.help, names, registry=registry)
+            for labels in product(*closed):
+                self._live[metric, *labels] = whole.labels(*labels) if labels else whole
         self.set(BUILD_INFO, 1, __version__)
         # They sit on the global registry only; one of our own gets them by hand.
         ProcessCollector(registry=registry)
@@ -79,12 +83,3 @@ class Metrics:
         for row, number in counts.items():
             live = self._live[row]
             (live.inc if row[0].is_counter else live.set)(number)
-
-    def _register(self, metric: Metric) -> None:
-        from prometheus_client import Counter, Gauge  # noqa: PLC0415 -- see above
-
-        make = Counter if metric.is_counter else Gauge
-        names, closed = [label for label, _ in metric.labels], [values for _, values in metric.labels]
-        whole = make(PREFIX + metric.name, metric.help, names, registry=self.registry)
-        for labels in product(*closed):
-            self._live[metric, *labels] = whole.labels(*labels) if labels else whole

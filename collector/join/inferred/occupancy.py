@@ -204,7 +204,9 @@ class ApiProcess(Emitter):
         if len(self._held) > 2 * self._settings.requests_max:
             self._held.sort(key=attrgetter("ended_ns"))
             del self._held[: -self._settings.requests_max]
-        horizon_unix_ns = self._horizon_unix_ns
+        # until then every request that can overlap has been heard of
+        longest_ns = int(_LONGEST_RATIO * self.longest_ns) + self._lateness_ns
+        horizon_unix_ns = self.newest_unix_ns - min(self._timeout_ns, longest_ns)
         if self._pending[0][0] <= horizon_unix_ns - _BATCH_NS:
             self._pass_until(horizon_unix_ns)
 
@@ -217,12 +219,6 @@ class ApiProcess(Emitter):
             self._pass_until(None)
         rows, self._rows = self._rows, []
         return rows
-
-    @property
-    def _horizon_unix_ns(self) -> int:
-        """Until when every request that can overlap has been heard of."""
-        longest_ns = int(_LONGEST_RATIO * self.longest_ns) + self._settings.lateness_ns
-        return self.newest_unix_ns - min(self._settings.timeout_ns, longest_ns)
 
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come).

@@ -137,7 +137,9 @@ def tracefit() -> None:
 @click.option("--listen", type=host_port, metavar="HOST:PORT", help="Where OTLP over gRPC comes in (127.0.0.1:4317).")
 @click.option("--pages", type=host_port, metavar="HOST:PORT", help="Where metrics and pages are (0.0.0.0:9464).")
 @click.option("--dir", "directory", metavar="DIR", help="Where the files go (snapshots).")
-@click.option("--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics.")
+@click.option(
+    "--scrape", multiple=True, metavar="URL", help="Learn from a server's own page of metrics; may be repeated."
+)
 @config_options
 def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **keys: str | None) -> int:
     """Receive telemetry, learn, publish."""
@@ -191,7 +193,10 @@ def show(**asked: Any) -> int:
 @asks((*questions.STEP, *questions.LOAD, questions.NOW))
 @asks_snapshot
 def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **question: Any) -> int:
-    """What one step costs, or what requests see at a load."""
+    """What one step costs, or what requests see at a load.
+
+    A step is --requests, --prefill and --context; a load is --prompt, --output and --concurrency.
+    """
     from collector.commands.ask import ask  # noqa: PLC0415
 
     asked = questions.read_prediction(question)
@@ -202,7 +207,10 @@ def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **quest
 @asks((*questions.SIZED, questions.RATE, *questions.TARGETS, *questions.LIMITS))
 @asks_snapshot
 def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
-    """How many requests fit the targets, and what limits them."""
+    """How many requests fit the targets, and what limits them.
+
+    One target at least: --itl, --ttft or --rate.
+    """
     from collector.commands.ask import ask  # noqa: PLC0415
 
     return ask(snapshot, questions.read_plan(question), which=which, in_json=in_json)
@@ -388,7 +396,7 @@ def lab_evaluate(
 @many("paths", "DIR")
 @result_options
 def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
-    """Compare the configurations of saved states: which one to measure next."""
+    """Which configuration to measure next, by saved states."""
     from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
     return compare_donors(paths, as_document=in_json)
@@ -420,7 +428,7 @@ def configuration() -> None:
 @config_options
 @result_options
 def config_check(*, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
-    """Check it, and print it; behind a key that was set stands by what."""
+    """Check it, and print it with what sets each key."""
     from collector.app import Sidecar  # noqa: PLC0415
 
     asked = config, os.environ, profile

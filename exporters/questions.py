@@ -44,16 +44,21 @@ class Parameter(NamedTuple):
 CONFIG = Parameter("config", "text", "which configuration, where there are several: its id, or words of its name")
 NOW = Parameter("now", "switch", "of the next seconds: times the level of the last steps")
 STEP = (
-    Parameter("prefill", "number", "prefill tokens of the step", "prefill_tokens", 0.0),
+    Parameter("prefill", "number", "prefill tokens of the step (0)", "prefill_tokens", 0.0),
     Parameter("requests", "number", "requests in the step", "requests"),
-    Parameter("context", "number", "tokens of decode context of the step", "decode_context_tokens"),
+    Parameter(
+        "context",
+        "number",
+        "tokens of decode context of the step (the usual ones of such a batch)",
+        "decode_context_tokens",
+    ),
 )
 REQUEST = (
     Parameter("prompt", "number", "prompt tokens of a request", "prompt_tokens"),
     Parameter("output", "number", "output tokens of a request", "output_tokens"),
     Parameter("prefix_hit", "number", "share of the prompt that is cached (0)", "prefix_hit", 0.0),
 )
-LOAD = (*REQUEST, Parameter("concurrency", "number", "requests in flight", "concurrency", 1.0))
+LOAD = (*REQUEST, Parameter("concurrency", "number", "requests in flight (1)", "concurrency", 1.0))
 RATE = Parameter("rate", "number", "requests per second that arrive: how many engines do they need", "rate")
 TARGETS = (
     Parameter("itl", "time", "mean time between tokens at most, like 30ms", "itl_ms"),
@@ -239,7 +244,7 @@ class Answer(NamedTuple):
         if self.config.at_unix_nano is not None:
             decode, prefill = self.config.level
             words = f"×{decode:.3f} without prefill, ×{prefill:.3f} with"
-            yield "level", "not used: the last 10 s tell none" if decode == prefill == 1.0 else words
+            yield "level", "not used: no step was heard of in the last 10 s" if decode == prefill == 1.0 else words
 
     def caveats(self) -> Iterator[tuple[str, str]]:
         """Why it should be taken with care: a few words, and what."""
@@ -252,6 +257,7 @@ class Answer(NamedTuple):
         if self.at.extrapolated:
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
+            ranges["shape"] = "no batch of this kind was seen"
             ranges |= {name: "unknown" for name, limit in limits.items() if limit is None}
             names = (f"{name} ({ranges[name]})" if name in ranges else name for name in self.at.extrapolated)
             yield f"{'' if self.at.usable else 'not usable, '}outside of what was learned from", ", ".join(names)

@@ -288,7 +288,9 @@ def parse(data: bytes, where: str) -> tuple[int, int, str, tuple[ConfigDocument,
     if not isinstance(tree, dict) or not isinstance(schema := tree.get("schema", SCHEMA), str) or "configs" not in tree:
         raise LoadError(f"{where} is JSON, but not a snapshot of tracefit")
     if schema != SCHEMA and not schema.startswith(SCHEMA + "."):
-        raise LoadError(f"{where} has schema {schema[:64]!r}; this client reads {SCHEMA} and its minors")
+        raise LoadError(
+            f"{where} has schema {schema[:64]!r}; this version reads {SCHEMA}, so take the one that wrote it"
+        )
     try:
         return (
             _whole(tree, "generation"),

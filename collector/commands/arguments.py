@@ -68,12 +68,19 @@ def describe_usage_error(error: click.UsageError) -> str:
         text = f"there is no option {error.option_name!r}{_meant_option(error)}"
     if isinstance(error, click.NoSuchCommand):
         text = f"there is no command {error.command_name!r}{_meant_command(error)}"
+    near = re.search(r"'(\S+)' is not one of (.+)", text) if isinstance(error, click.BadParameter) else None
+    if near:
+        text += suggestion(near[1], near[2].replace("'", "").split(", "))
+    if re.search(r"unexpected extra argument \((us|ms|s)\)", text):
+        text += "; a time is one word, like 30ms"
+    if url := re.search(r"Path '(https?://\S+)' does not exist", text):
+        text += f"; a server is learned from by 'tracefit run --scrape {url[1]}'"
     for option, kind in (("--config", r"\S+\.ya?ml"), ("--scrape", r"https?://\S+")):
         surplus = re.search(rf"unexpected extra argument \(({kind})\)", text)
         if surplus and option in _options(error):
             text += f"; did you mean '{option} {surplus[1]}'?"
-    where = error.ctx.command_path if error.ctx is not None else "tracefit"
-    return f"usage error: {text[:1].lower()}{text[1:]} (see '{where} --help')"
+    where = f"'{error.ctx.command_path} --help'" if error.ctx is not None else "--help"
+    return f"usage error: {text[:1].lower()}{text[1:]} (see {where})"
 
 
 def _meant_command(error: click.NoSuchCommand) -> str:
@@ -90,7 +97,7 @@ def _meant_option(error: click.NoSuchOption) -> str:
     meant = MEANT_OPTIONS.get(name)
     if meant in has:
         return f"; did you mean {meant!r}?"
-    words = {*name.removeprefix("--").split("-")}
+    words = {*re.split("[-_]", name.removeprefix("--"))}
     keys = [key for key in Config.__struct_fields__ if words <= {*key.split("_")}] if "--config" in has else []
     if keys:
         return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
@@ -178,7 +185,7 @@ def result_options(command: Function) -> Function:
 
     @functools.wraps(command)
     def run(*args: Any, out: Path | None, **options: Any) -> Any:
-        if out is None:
+        if out is None or str(out) == "-":
             return command(*args, **options)
         from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
         from exporters.snapshot_file import write_atomically  # noqa: PLC0415

@@ -12,7 +12,7 @@ from pathlib import Path
 import tracefit
 from collector.config import read_file, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
-from exporters.questions import Question, answer_question, as_json, counted, duration, tree_of
+from exporters.questions import Question, answer_question, as_json, counted, duration, significant, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import REASONS, STATUS, coefficient, estimate, percent, spread
 from tracefit import (
@@ -43,11 +43,16 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
-        raise StartError(f"{error}{_meant(Path(source))}") from None
+        raise StartError(f"{error}{_meant(source, str(error))}") from None
 
 
-def _meant(path: Path) -> str:
+def _meant(source: str, problem: str) -> str:
     """What to type in the place of what is no snapshot; empty where nobody knows."""
+    path = Path(source)
+    if "://" in source:
+        return "; a sidecar's pages are on port 9464" if problem.endswith("connection refused") else ""
+    if not (path.suffix or path.exists()):
+        return "; an address is HOST:PORT, like localhost:9464"
     if path.is_dir() and (path / SNAPSHOT_NAME).is_file():
         return f"; did you mean '{path / SNAPSHOT_NAME}'?"
     if path.suffix == ".bin":
@@ -121,7 +126,7 @@ def _curve_lines(answer: Plan) -> Iterator[str]:
         marks += "  outside of what was seen" if at.extrapolated else ""
         yield (
             f"  {at.concurrency:>9.0f} {duration(at.itl.us):>10} {duration(at.ttft.us):>10} "
-            f"{at.requests_per_s:>11.3g} {at.output_tokens_per_s:>9,.0f}{marks}"
+            f"{significant(at.requests_per_s):>11} {at.output_tokens_per_s:>9,.0f}{marks}"
         )
 
 

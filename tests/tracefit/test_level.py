@@ -64,6 +64,6 @@ def test_the_command_says_what_the_level_did(document, tmp_path, capsys):
     (tmp_path / "snapshot.json").write_bytes(document)
     question = ["predict", str(tmp_path / "snapshot.json"), "--requests", "8", "--context", "7200"]
     assert main([*question, "--now"]) == 0
-    assert "level     not used: the last 10 s tell none" in capsys.readouterr().out
+    assert "level     not used: no step was heard of in the last 10 s" in capsys.readouterr().out
     assert main(question) == 0
     assert "level" not in capsys.readouterr().out

@@ -86,7 +86,8 @@ def test_a_checked_configuration_is_the_same_in_both_forms(monkeypatch, capsys):
     told, _ = said(capsys, "config", "check", "--profile", "gateway", "--json")
     assert main(["config", "check", "--profile", "gateway"]) == 0
     assert yaml.safe_load(capsys.readouterr().out) == told
-    assert told["scrape"] == ["h:8000"]
+    assert main(["config", "check", "--changed"]) == 0
+    assert capsys.readouterr().out == "scrape:  # TRACEFIT_SCRAPE\n- h:8000\n"
 
 
 def test_what_writes_files_prints_the_snapshot_of_them(tmp_path, capsys):
@@ -99,6 +100,9 @@ def test_what_writes_files_prints_the_snapshot_of_them(tmp_path, capsys):
         assert told == json.loads(written.read_text())
         assert told["schema"] == SCHEMA
         assert eyes in for_eyes
+    assert main(["show", str(written), "-o", str(fleet / "shown")]) == 0
+    assert "identified" in (fleet / "shown").read_text()
+    capsys.readouterr()
     told, _ = said(capsys, "lab", "donors", state, "--json")
     (donor,) = told["donors"]
     assert (donor["nearest_other"], told["measure_next"]) == (None, [])

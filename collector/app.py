@@ -27,8 +27,8 @@ from collector.decode import Export
 from collector.identity import ConfigResolver
 from collector.ingest import (
     BATCH_S,
-    AdmissionQueue,
     ExportConsumer,
+    ExportQueue,
     Forwarder,
     TokenFile,
     read_credentials,
@@ -118,7 +118,7 @@ class Sidecar:
         self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
         log = self._keeper.log
         self._forward = Forwarder(config, clock, metrics, log, health) if config.forward else None
-        self.queue = AdmissionQueue(
+        self.queue = ExportQueue(
             clock,
             capacity_bytes=int(config.queue_mib * 2**20),
             record=self._record,

@@ -84,7 +84,7 @@ def _predictions(rows: RowBlock, target: Target, facts: dict[str, Fact]) -> dict
     for start in range(0, len(rows), BLOCK_ROWS):
         part = rows.slice(start, min(start + BLOCK_ROWS, len(rows)))
         block, numbers = design(features, part)
-        if not learner.holding and len(block):
+        if not learner.in_burn_in and len(block):
             at, log_factor = start + numbers, learner.log_factors(block.cell)
             plain[at] = np.maximum(learner.predict(block), _FLOOR_US)
             log_ratio = np.log(block.elapsed_us / plain[at]) - log_factor

@@ -5,12 +5,12 @@ from __future__ import annotations
 from .access import TokenFile, read_credentials
 from .consumer import ExportConsumer
 from .forward import Forwarder
-from .queue import BATCH_S, AdmissionQueue, QueueBatch
+from .queue import BATCH_S, ExportQueue, QueueBatch
 
 __all__ = [
     "BATCH_S",
-    "AdmissionQueue",
     "ExportConsumer",
+    "ExportQueue",
     "Forwarder",
     "QueueBatch",
     "TokenFile",

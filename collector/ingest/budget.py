@@ -40,7 +40,7 @@ class Receiving:
         self.size_bytes = size_bytes
         self.since_s = asyncio.get_running_loop().time()
         self.time = asyncio.timeout(RECEIVE_WAIT_S)
-        self.admitted = asyncio.Event()
+        self.accepted = asyncio.Event()
         self.is_received = False
 
     async def read(self, coming: Awaitable[T]) -> T:
@@ -94,12 +94,12 @@ class ReceiveBudget:
     async def _wait_for_room(self, one: Receiving) -> None:
         self._waiting.append(one)
         self._admit()
-        if not one.admitted.is_set():
+        if not one.accepted.is_set():
             for each in self._receiving:
                 when_s, end_s = each.time.when(), each.since_s + self._upload_limit_s
                 if when_s is not None and end_s < when_s and not each.time.expired():
                     each.time.reschedule(end_s)
-        await one.admitted.wait()
+        await one.accepted.wait()
 
     @property
     def _upload_limit_s(self) -> float:
@@ -122,7 +122,7 @@ class ReceiveBudget:
             self._left -= one.size_bytes
             one.since_s = now_s
             one.time.reschedule(now_s + self._upload_limit_s)
-            one.admitted.set()
+            one.accepted.set()
 
     def _leave(self, one: Receiving) -> None:
         if one not in self._receiving:

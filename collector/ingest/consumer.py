@@ -17,7 +17,7 @@ from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 from .access import TokenFile
 from .budget import BudgetExceededError, ReceiveBudget, Receiving
 from .forward import Forwarder
-from .queue import AdmissionQueue
+from .queue import ExportQueue
 from .status import Answer, answer
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class ExportConsumer:
 
     def __init__(
         self,
-        queue: AdmissionQueue,
+        queue: ExportQueue,
         metrics: Metrics,
         memory: MemoryGuard = MemoryGuard(None, int),  # noqa: B008 -- it never is
         unix_nano: Callable[[], int] = lambda: 0,
@@ -122,7 +122,7 @@ class ExportConsumer:
         spans, outcome, refused = 0, Outcome.FAILED, None
         if signal is Signal.TRACES:
             is_small = len(payload) <= SMALL_BYTES
-            ends = read_span_ends(payload) if is_small else await self._look_at(payload)
+            ends = read_span_ends(payload) if is_small else await self._read_ends(payload)
             if isinstance(ends, Outcome):
                 return answer(ends)
             spans = len(ends)
@@ -142,7 +142,7 @@ class ExportConsumer:
             return None
         return refused
 
-    async def _look_at(self, payload: bytes) -> list[int] | Outcome:
+    async def _read_ends(self, payload: bytes) -> list[int] | Outcome:
         """Read the ends of its spans in a thread, which may take a second.
 
         One at a time, since several would only keep the loop waiting. Large ones wait as far as they are not more than

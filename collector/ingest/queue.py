@@ -43,7 +43,7 @@ class QueueBatch(NamedTuple):
     address_bytes: Counter[str]
 
 
-class AdmissionQueue:
+class ExportQueue:
     """A FIFO between the receivers, in the loop, and the worker, in its thread.
 
     Args:

@@ -216,7 +216,7 @@ class Scraper:
     async def _run(self) -> None:
         """Ask those of ``discover``, and look at the list of servers to scrape again and again."""
         discovered = [
-            self._ask_often(partial(self._ask_who, url.rstrip("/"), instance or "*", QUESTIONS))
+            self._ask_often(partial(self._request_facts, url.rstrip("/"), instance or "*", QUESTIONS))
             for url, instance in map(parse_owned, self._config.discover)
         ]
         try:
@@ -238,7 +238,7 @@ class Scraper:
             offset_s = number / len(new) * self._config.scrape_interval_s
             self._servers[target] = [self._ask_often(partial(self._ask_page, target, _Answered()), offset_s)]
             if url := target.base_url:
-                who = partial(self._ask_who, url, glob.escape(target.server), BESIDE_PAGES, self._token)
+                who = partial(self._request_facts, url, glob.escape(target.server), BESIDE_PAGES, self._token)
                 self._servers[target].append(self._ask_often(who, offset_s))
 
     def _ask_often(self, ask: Callable[[], Awaitable[float]], offset_s: float = 0.0) -> asyncio.Task[None]:
@@ -280,7 +280,9 @@ class Scraper:
         interval_s = self._config.scrape_interval_s
         return max(interval_s, min(interval_s * 2.0 ** min(last.failures, 20), BACKOFF_MAX_S))
 
-    async def _ask_who(self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str) -> float:
+    async def _request_facts(
+        self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str
+    ) -> float:
         answers = await request_facts(self._client, url, questions, partial(self._count, "discovery"), token().strip())
         if answers:
             self._learn_facts(pattern, answers)

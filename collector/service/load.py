@@ -234,7 +234,7 @@ class RecentLoad:
             if not process.arrived_unix_ns or process.arrived_unix_ns > now_unix_nano - FORGET_NS
         }
 
-    def mixes(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
+    def workloads(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
         """The mix of each configuration that was asked lately."""
         self.forget_idle(now_unix_nano)
         known = {}

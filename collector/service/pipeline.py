@@ -92,7 +92,7 @@ class Pipeline:
         self._load = RecentLoad(config.engines_max)
         self._unlearned = UnlearnedExports(config)
         # Replaced, never edited: other threads read them.
-        self._mixes: dict[str, WorkloadProfile] = {}
+        self._workloads: dict[str, WorkloadProfile] = {}
         self._histories: dict[str, HistoryView] = {}
         self.on_event: Callable[[Event], None] | None = None
         """Sees what the join says, before it is learned."""
@@ -122,7 +122,7 @@ class Pipeline:
 
     def workload_of(self, config_id: str) -> WorkloadProfile | None:
         """What a configuration was asked lately, as of the newest snapshot; from any thread."""
-        return self._mixes.get(config_id)
+        return self._workloads.get(config_id)
 
     def history_of(self, config_id: str) -> HistoryView | None:
         """Last rows and coefficients of the last day, as of the newest snapshot; from any thread."""
@@ -290,7 +290,7 @@ class Pipeline:
             self._config(config_id, emitters, replaced.get(config_id, ""))
             for config_id, emitters in sorted(by_config.items())
         ]
-        self._mixes = self._load.mixes(configs, now_unix_nano)
+        self._workloads = self._load.workloads(configs, now_unix_nano)
         histories = {config.config_id: self._bank.history(config.config_id) for config in configs}
         self._histories = {config_id: history for config_id, history in histories.items() if history is not None}
         return Snapshot(

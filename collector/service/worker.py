@@ -23,7 +23,7 @@ from .pipeline import TAKE_BYTES, Pipeline
 from .publish import Publisher
 
 if TYPE_CHECKING:
-    from collector.ingest import AdmissionQueue
+    from collector.ingest import ExportQueue
 
 NAME = "worker"
 IDLE_WAIT_S = 1.0
@@ -53,7 +53,7 @@ class Worker:
 
     def __init__(
         self,
-        queue: AdmissionQueue,
+        queue: ExportQueue,
         pipeline: Pipeline,
         publisher: Publisher,
         durability: Durability,

@@ -225,7 +225,7 @@ class RlsLearner(Stateful):
             self.burn_in = RowBlock.of_state(state["burn_in"], self.features.target.vocabulary)
 
     @property
-    def holding(self) -> bool:
+    def in_burn_in(self) -> bool:
         """Whether the last of the first fits is to come."""
         return self.burn_in is not None or not self.started
 
@@ -254,7 +254,7 @@ class RlsLearner(Stateful):
             self.error.learn(np.abs(ratio - 1.0))
             if self.learns_intervals:
                 self.intervals.learn(block, log_ratio)
-        if self.holding or log_ratio is None:
+        if self.in_burn_in or log_ratio is None:
             self.burn_in = RowBlock.concatenate([block] if self.burn_in is None else [self.burn_in, block])
             self.fit_burn_in()
             return log_ratio

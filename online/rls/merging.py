@@ -63,11 +63,11 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     for learner in (into, other):
         learner.fit_burn_in(last=True)
     # too few for a fit of their own: they are learned as any others
-    few = other.burn_in if other.holding else into.burn_in
-    if into.holding and not other.holding:
+    few = other.burn_in if other.in_burn_in else into.burn_in
+    if into.in_burn_in and not other.in_burn_in:
         for name in (*RlsLearner.SAVED, "burn_in"):
             setattr(into, name, getattr(other, name))
-    elif not other.holding:
+    elif not other.in_burn_in:
         if not side_by_side:
             earlier, later = (into, other) if other_is_later else (other, into)
             earlier.sums *= 2.0 ** -later.half_lives()

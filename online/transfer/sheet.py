@@ -215,7 +215,7 @@ def statistics_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics 
     Phases belong to the stamps of one server: they are taken out at their estimate.
     """
     kept = learner.fit.strata.points
-    if kept is None or learner.holding or not kept.rows.any():
+    if kept is None or learner.in_burn_in or not kept.rows.any():
         return None
     visited = kept.rows > 0.0
     p, y = len(learner.features), learner.fit.p

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 
 from collector.decode import read_span_ends
 from collector.ingest.consumer import ExportConsumer
-from collector.ingest.queue import AdmissionQueue
+from collector.ingest.queue import ExportQueue
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import ACCEPTED, REQUESTS, SPANS
 from tests.support.clocks import FakeClock
@@ -15,7 +15,7 @@ from tests.support.sidecars import take_in
 from tests.support.step_exports import make_export
 
 
-class BrokenQueue(AdmissionQueue):
+class BrokenQueue(ExportQueue):
     """Fails now and then, as only a fault of ours could."""
 
     async def put(self, item):

@@ -25,7 +25,7 @@ from collector.ingest import budget, otlp_http
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.otlp_grpc import SERVICE, OtlpGrpcReceiver
 from collector.ingest.otlp_http import CONTENT_TYPE, make_http_receiver
-from collector.ingest.queue import AdmissionQueue
+from collector.ingest.queue import ExportQueue
 from collector.runtime import running
 from collector.runtime.tasks import Clock
 from collector.telemetry import Metrics
@@ -45,7 +45,7 @@ GZIP = {"Content-Encoding": "gzip"}
 ANY_PORT = "127.0.0.1:0"
 
 
-class Queue(AdmissionQueue):
+class Queue(ExportQueue):
     """It counts who has asked for room, also while they wait for it."""
 
     asked = 0

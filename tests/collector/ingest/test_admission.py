@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from collector.decode import Export
 from collector.ingest.budget import BudgetExceededError, ReceiveBudget
 from collector.ingest.consumer import ExportConsumer
-from collector.ingest.queue import AdmissionQueue
+from collector.ingest.queue import ExportQueue
 from collector.ingest.status import answer
 from collector.telemetry import Metrics, Signal, Transport, table
 from collector.telemetry.reasons import Outcome
@@ -21,7 +21,7 @@ CAPACITY = 1000
 
 
 def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
-    return AdmissionQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
+    return ExportQueue(clock or FakeClock(), capacity_bytes=CAPACITY, wait_s=wait_s, batch_s=batch_s)
 
 
 def sized(size_bytes, name="", address="a"):
@@ -81,7 +81,7 @@ def test_bytes_count_until_the_worker_is_done_and_an_export_larger_than_the_capa
 
 
 def test_who_asks_at_the_very_moment_in_which_room_is_made_does_not_wait_for_the_next():
-    class Racing(AdmissionQueue):
+    class Racing(ExportQueue):
         def put_nowait(self, item):
             refused = super().put_nowait(item)
             if refused is not None:

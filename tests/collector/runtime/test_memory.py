@@ -4,7 +4,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.ingest.consumer import ExportConsumer
-from collector.ingest.queue import AdmissionQueue
+from collector.ingest.queue import ExportQueue
 from collector.ingest.status import answer
 from collector.runtime.filesystem import MemoryGuard, limit_bytes
 from collector.telemetry.metrics import Metrics
@@ -21,7 +21,7 @@ MIB = 1 << 20
 def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     used = [300 * MIB]
     metrics = Metrics(CollectorRegistry())
-    queue = AdmissionQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
+    queue = ExportQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
     consumer = ExportConsumer(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
     one = make_export().SerializeToString()
     assert take_in(consumer, one) == answer(Outcome.MEMORY)

@@ -31,7 +31,7 @@ def mix_after(*telemetry, config=CONFIG):
     load = RecentLoad(1)
     for each in telemetry:
         load.record(each)
-    return load.mixes([config], NOW).get(config.config_id)
+    return load.workloads([config], NOW).get(config.config_id)
 
 
 def test_an_engine_that_tells_everything():
@@ -122,9 +122,9 @@ def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
     load = RecentLoad(1)
     for name in ("vllm-0", "its API process"):
         load.record(msgspec.structs.replace(stock(), instance=name, arrived_unix_ns=NOW))
-    assert load.mixes([CONFIG], NOW)
-    assert load.mixes([CONFIG], NOW + 4 * 60 * 10**9)
-    assert not load.mixes([CONFIG], NOW + 5 * 60 * 10**9)
+    assert load.workloads([CONFIG], NOW)
+    assert load.workloads([CONFIG], NOW + 4 * 60 * 10**9)
+    assert not load.workloads([CONFIG], NOW + 5 * 60 * 10**9)
     steps = columns_of(run_engine(many_jobs(5)))
     steps["unix_ns"] += NOW
     assert mix_after(Telemetry("vllm-0", {}, steps=steps), stock()) is None, "nothing was asked of those that run"

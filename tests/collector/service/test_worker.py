@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from collector.decode import Export
-from collector.ingest.queue import AdmissionQueue
+from collector.ingest.queue import ExportQueue
 from collector.runtime.tasks import Health
 from collector.service import TAKE_BYTES, worker
 from collector.service.publish import Publisher, SnapshotWriter
@@ -29,7 +29,7 @@ class House:
         self.metrics = Metrics(CollectorRegistry())
         around = {"metrics": self.metrics, "health": Health(self.clock)}
         self.processor = CountingProcessor()
-        self.queue = AdmissionQueue(self.clock, capacity_bytes=10 * TAKE_BYTES, wait_s=0)
+        self.queue = ExportQueue(self.clock, capacity_bytes=10 * TAKE_BYTES, wait_s=0)
         self.publisher = Publisher(self.processor, self.metrics, self.clock, 1.0, Advisory().verdict)
         self.deaths = []
         self.worker = Worker(

@@ -23,7 +23,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
-from itertools import chain, cycle, repeat
+from itertools import chain, cycle, product, repeat
 from pathlib import Path
 
 import grpc
@@ -173,9 +173,8 @@ def learned(document):
 def expected(exports):
     """What one pipeline learns of the same exports."""
     pipeline = make_pipeline(load(None, SETTINGS))
-    for number in range(exports):
-        for engine in range(ENGINES):
-            pipeline.process([Export(payload_of(engine, number), "peer", "grpc", 2)])
+    for number, engine in product(range(exports), range(ENGINES)):
+        pipeline.process([Export(payload_of(engine, number), "peer", "grpc", 2)])
     pipeline.flush()
     return learned(json.loads(pipeline.snapshot(1, 1).to_json()))
 

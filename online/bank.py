@@ -35,10 +35,10 @@ IDLE_NS = 3_600 * 10**9
 
 @dataclass(slots=True)
 class Configuration:
-    """What is known of one configuration; it is learned, or described only.
+    """All that the bank holds of one configuration, which may have learners, or facts alone.
 
-    ``priors``: coefficients that its models may start from. ``last_seen_ns``: event time of its newest row, even one
-    that was refused; of a restored one that it learned from.
+    ``priors``: coefficients that its models may start from. ``last_seen_ns``: event time of its newest row, refused
+    rows included; after a restore, that of the newest learned row.
     """
 
     targets: dict[Target, TargetState] = field(default_factory=dict)
@@ -49,11 +49,11 @@ class Configuration:
 
     @property
     def learned(self) -> bool:
-        """Whether it has a place among those that are learned."""
+        """Whether it has learners, and so counts against ``configs_max``."""
         return bool(self.targets)
 
     def add(self, other: Configuration) -> None:
-        """Add what another one knows, which is used up."""
+        """Merge another configuration into this one; the other must not be used afterwards."""
         self.facts = other.facts | self.facts
         engines = self.lineage.main_engine(), other.lineage.main_engine()
         for target, state in other.targets.items():
@@ -63,7 +63,7 @@ class Configuration:
         self.last_seen_ns = max(self.last_seen_ns, other.last_seen_ns)
 
     def drop_outgrown(self, facts: Facts) -> None:
-        """Targets that learned by other columns than these facts make, say before experts were known, begin anew."""
+        """Drop targets whose columns no longer fit the facts, for example because the experts became known."""
         for state in [*self.targets.values()]:
             made = (feature_set(name, state.target, facts, state.settings) for name in state.models)
             if any(each is not None and each.names != state.models[each.name].features.names for each in made):
@@ -81,16 +81,15 @@ class Configuration:
 class Bank:
     """All that is learned. One thread learns; readers get immutable snapshots.
 
-    A bounded number of configurations is learned, and the living are not forgotten for newcomers. One of these takes a
-    free place, or that of the configuration silent longest if it has been silent for an hour of event time; else its
-    rows are refused, until it finds a place or is silent for as long itself.
+    At most ``configs_max`` configurations are learned. A new one takes a free place. Where there is none, it evicts the
+    configuration that has been silent longest, if that is an hour of event time or more. Else its rows are refused.
 
     Args:
         settings: checked here; ValueError names the key.
 
     Attributes:
         learned_rows: rows learned since the bank was made or restored; a new generation is worth making when it moves.
-        refused: who found no place lately, by the event time of the newest row; the one heard of longest ago first.
+        refused: configurations that found no place lately, with the event time of their newest row, oldest first.
     """
 
     def __init__(self, settings: BankSettings) -> None:
@@ -129,7 +128,7 @@ class Bank:
         return outcome
 
     def _has_place(self, config_id: str, unix_ns: int) -> bool:
-        """Whether it is learned, or may be from now on; who makes room for it is gone then."""
+        """Whether the configuration has a place, after an idle one was evicted for it if need be."""
         long_ago_ns = unix_ns - IDLE_NS
         if not self._get(config_id).learned and len(taken := self.configs()) >= self.settings.configs_max:
             silent = [each for each in taken if self._known[each].last_seen_ns < long_ago_ns]
@@ -145,7 +144,7 @@ class Bank:
         return True
 
     def _get(self, config_id: str) -> Configuration:
-        """What is known of it; of one that nobody knows nothing is kept."""
+        """The configuration of this id; an empty one, which is not stored, if the id is unknown."""
         return self._known.get(config_id) or Configuration()
 
     def _target(self, config_id: str, target: Target) -> TargetState:
@@ -182,7 +181,7 @@ class Bank:
             self._add_features(config_id, state)
 
     def rename(self, old: str, new: str) -> None:
-        """A configuration's identity became better known: its state goes under the new id, or joins what is there."""
+        """Move a configuration's state to a new id, or merge it there: its identity has become better known."""
         if old == new or not self._get(old).learned:
             return
         known, mine = self._known.pop(old), self._known.setdefault(new, Configuration())
@@ -205,7 +204,7 @@ class Bank:
             self.pool.add(donors.statistics(config_id))
 
     def statistics(self, config_id: str) -> list[Donor]:
-        """What one configuration knows, per target and feature set, to be pooled with others."""
+        """A configuration's statistics per target and feature set, as donors for others."""
         known = self._known[config_id]
         learners = [each for state in known.targets.values() for each in copy.deepcopy(state).models.values()]
         return [donor for each in learners if (donor := donor_of(config_id, known.facts, each)) is not None]
@@ -228,7 +227,7 @@ class Bank:
         return [config_id for config_id, known in self._known.items() if known.learned]
 
     def targets(self, config_id: str) -> dict[str, TargetSnapshot]:
-        """What is published of a configuration now, by every row; reading changes nothing."""
+        """Snapshots of a configuration's targets, partial blocks included; reading changes nothing."""
         by_sheet = self.prior_prediction(config_id)
         snapshots = {} if by_sheet is None else {Target.STEP_TIME.value: by_sheet}
         for target, state in self._get(config_id).targets.items():
@@ -248,14 +247,14 @@ class Bank:
         return self.pool.sheet_prior(config_id, self._get(config_id).facts) if is_learned else None
 
     def history(self, config_id: str) -> HistoryView | None:
-        """Last rows of a configuration's steps and the course of their coefficients, without the partial block."""
+        """The latest rows of a configuration's steps, and its coefficients over the day, without the partial block."""
         step = self._get(config_id).targets.get(Target.STEP_TIME)
         return None if step is None or step.history is None else step.history.view()
 
     # ---------------------------------------------------------------- state
 
     def to_state(self, config_id: str = "") -> Tree:
-        """All that is learned, or of one configuration, as a tree of its own; partial blocks are saved, not flushed."""
+        """State tree of the bank, or of one configuration, that shares no memory with it. Partial blocks are kept."""
         configs = {
             each: {
                 "targets": {target.value: state.to_state() for target, state in known.targets.items()},
@@ -302,7 +301,7 @@ class Bank:
         return min((s.first_ns for s in states), default=0), max((s.last_ns for s in states), default=0)
 
     def merge(self, other: Bank) -> None:
-        """Add what another bank knows; the other is used up. That it shares no rows with this one is not checked."""
+        """Merge another bank, which is not used again, into this one. The caller ensures that they share no rows."""
         for config_id, known in other._known.items():
             if known.learned:
                 self._known.setdefault(config_id, Configuration()).add(known)

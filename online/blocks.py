@@ -46,7 +46,7 @@ _WAITING = REQUEST_FEATURES.index("waiting")
 
 
 def median_of(values: Floats | list[float]) -> float:
-    """Equal to numpy's, whose own takes ten times as long for few values and imports masked arrays; NaN of none."""
+    """Median, NaN of no values; for few values ten times as fast as numpy's, which also imports masked arrays."""
     ordered, half = np.sort(values), len(values) // 2
     if not len(ordered):
         return math.nan
@@ -64,7 +64,7 @@ class Groups:
 
     @staticmethod
     def of(key: Ints) -> Groups:
-        """Stable, so that rows of a group keep their order in time."""
+        """Group rows by ``key``; rows of a group keep their order in time."""
         order = key.argsort(kind="stable")
         ordered = key.take(order)
         starts = np.concatenate(([True][: len(key)], ordered[1:] != ordered[:-1])).nonzero()[0]
@@ -79,17 +79,17 @@ class Design(RowBlock):
     stratum: Ints
     cell: Ints
     groups: Groups
-    """Of the strata."""
+    """Its rows, grouped by stratum."""
 
     @property
     def windows(self) -> Mask:
-        """Rows of two pages, and of so many steps that no other shares their noise, (n,)."""
+        """Mask of rows between two pages, and of rows with so many steps that they share no noise, (n,)."""
         wide: Mask = (self.steps >= NOISE_ROWS) | (self.quality == Quality.METRICS)
         return wide
 
     @staticmethod
     def of(features: FeatureSet, rows: RowBlock) -> Design:
-        """Rows of the set's target as it sees them; those with an unknown column are left out."""
+        """Evaluate the feature set on rows of its target; rows with an unknown column are left out."""
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             x = features.evaluate(rows)
         known: Mask = np.asarray((np.abs(x) <= VALUE_MAX).all(axis=1))
@@ -134,13 +134,13 @@ class Cutter:
                 yield self.flush()
 
     def flush(self) -> RowBlock:
-        """The partial block as it stands, which becomes empty; needs at least one row in it."""
+        """Return the partial block and empty it; it must hold at least one row."""
         block = RowBlock.concatenate(self._parts)
         self._parts, self._rows = [], 0
         return block
 
     def pending(self) -> RowBlock | None:
-        """The partial block, left as it is; None when there is none."""
+        """Return the partial block without emptying it; None when it is empty."""
         if self._parts:
             self._parts = [RowBlock.concatenate(self._parts)]
         return self._parts[0] if self._parts else None
@@ -151,9 +151,9 @@ class Cutter:
 
 
 def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:
-    """The rows that can be learned, and what became of all; a row that no set knows is none of them.
+    """Select the rows that can be learned, and count what became of each row; one that no set can evaluate is left out.
 
-    What is infinite is not known, so that what is kept of the rows is finite or NaN.
+    Infinite raw values become NaN, which stands for unknown.
     """
     if (endless := np.isinf(rows.raw)).any():
         rows = replace(rows, raw=np.where(endless, np.nan, rows.raw))
@@ -181,7 +181,7 @@ def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock
 
 
 def strata_of(target: Target, rows: RowBlock) -> tuple[Ints, Ints]:
-    """Stratum and cell of each row, shapes (n,); what is not known counts as the smallest."""
+    """Stratum and cell of each row, shapes (n,); an unknown feature counts as the smallest value."""
     n = len(rows)
     if target.vector == "alpha":
         stratum = np.zeros(n, np.int64)

@@ -25,18 +25,18 @@ another mix, no shape factor tells here, so that a change is confirmed from a fa
 1.25. With 1 another mix of c10_long is reported. Coefficients follow windows within minutes: while a sum rises, x beta
 is by those from before. A window counts as 32 rows since a change.
 
-Where several engines share a configuration, they must agree (online/engines.py). Until they do the sums stay at 9, and
-are asked again. Which term moved is told by the rows after a change (online/moved_term.py).
+Where several engines share a configuration, they must agree (online/engines.py). Until they do, the sums stay at 9 and
+are tested again. The rows after a change show which term moved (online/moved_term.py).
 
-Detector ``page_hinkley`` or ``adwin``: River's takes the place of the sums and gets the same z. Its alarm confirms. It
-is not saved, and starts over with the process. ``none``: nothing is looked for. S+ and S- still tell when no change was
-in sight, and since when one is.
+Detector ``page_hinkley`` or ``adwin``: River's detector takes the place of the sums and gets the same z. Its alarm
+confirms. It is not saved, and starts over with the process. ``none``: no change is looked for. S+ and S- still run:
+they show since when a change is in sight.
 References: Page (Biometrika 1954); Hinkley, Inference about the change-point (Biometrika 1970); Bifet and Gavalda,
 ADWIN (SDM 2007).
 
-One change is one piece of news: until its term is named, for 8,000 rows at most, what else is confirmed of all rows is
-a piece of it, since their ratio is no reference for steps that it does not fit. Then shapes take what the term says. A
-change back is told as the term that moved before, unless the rows name another.
+A change is reported once. Until its term is named, for 8,000 rows at most, a further change of all rows is a part of
+it, since the ratio of all rows is no reference for steps that it does not fit. Then shapes take what the term says. A
+change back is named after the term that moved before, unless the rows name another.
 """
 
 from __future__ import annotations
@@ -82,16 +82,16 @@ DETECTORS = ("cusum", "adwin", "page_hinkley", "none")
 
 
 class Change(NamedTuple):
-    """A confirmed change: log of new time per old time, when it began, and how far that may be off: two blocks.
+    """A confirmed change: log(new time / old time), when it began, and how far that may be off, which is two blocks.
 
-    Of 86 changes made on c10_long, by 0.7 to 3.3, 78 began within them.
+    Of 86 changes by 0.7 to 3.3 that were made on c10_long, 78 began within that time.
     """
 
     log_time_ratio: float
     began_ns: int
     within_ns: int
     prefill: bool = False
-    """Of the steps with prefill alone."""
+    """Whether only the steps with prefill changed."""
 
     @property
     def time_ratio(self) -> float:
@@ -100,7 +100,7 @@ class Change(NamedTuple):
 
     @property
     def sure_ns(self) -> int:
-        """From when on rows are surely of the new speed."""
+        """Event time after which all rows have the new speed."""
         return self.began_ns + self.within_ns
 
 
@@ -125,7 +125,7 @@ class ChangeTest(Stateful):
         self.restart()
 
     def restart(self) -> None:
-        """Forget what led to an alarm; what is usual stays."""
+        """Reset sums and medians; the usual scale of a block stays."""
         self.waiting, self.medians = np.empty((0, 3)), list[float]()
         self.up = self.down = self.began_ns = 0.0
         self._river: Any = None
@@ -138,7 +138,7 @@ class ChangeTest(Stateful):
         return max(self.up, self.down) > 0.0
 
     def learn(self, e: Floats, weight: Floats, end_ns: Ints) -> Change | None:
-        """Rows in order of time, (n,) each; those after a change are left, and it is told until a restart."""
+        """Learn rows in order of time, (n,) each; return the first change, again at each call until :meth:`restart`."""
         rows = np.concatenate([self.waiting, np.column_stack((e, weight, end_ns))])
         count = len(rows) // self.rows
         self.waiting = rows[count * self.rows :]
@@ -208,13 +208,13 @@ class ChangeMonitor(Stateful):
         self.of_prefill, self.term, self.added = False, "", 0.0
 
     def without_changes(self) -> ChangeMonitor:
-        """One that has seen no change."""
+        """A new monitor with the same settings."""
         return ChangeMonitor(self._detector, self._names)
 
     # ---------------------------------------------------------------- looking for a change
 
     def learn(self, block: Design, log_ratio: Floats, shapes: ShapeFactors, beta: Floats) -> Change | None:
-        """One block, its log(y / x beta) (n,), and the factors and coefficients from before it."""
+        """Test one block by its log(y / x beta) (n,), and by the factors and coefficients from before it."""
         windows = block.windows
         self.search.count(len(block) + (NOISE_ROWS - 1) * int(windows.sum()))
         if windows.all():
@@ -266,10 +266,11 @@ class ChangeMonitor(Stateful):
     # ---------------------------------------------------------------- the news of a change
 
     def _take(self, change: Change, end_ns: int) -> Change:
-        """Make it the last change: another one, or a piece of the one before.
+        """Record a confirmed change, as a new one or as a part of the last one.
 
-        Of the same rows it is a piece while the term of that one is looked for; together they are one change by the
-        product of their ratios. Where that product is no change any more, the first one is over.
+        It is a part if it is of the same rows, and the term of the last change is still looked for. The two together
+        are one change by the product of their ratios. Where that product is no change any more, the last change is
+        over.
         """
         log_time_ratio, of_same_rows = math.log(self.gain) + change.log_time_ratio, change.prefill == self.of_prefill
         is_open, is_back = (
@@ -297,12 +298,12 @@ class ChangeMonitor(Stateful):
         return change
 
     def add(self, block: Design, elapsed_us: Floats, weight: Floats) -> None:
-        """Rows that are learned, with times and weights (n,): what tells which term moved, and which engine differs."""
+        """Add learned rows with times and weights (n,). They show which term moved, and which engine differs."""
         self.engines.add(block, elapsed_us, weight)
         self.search.add(block, elapsed_us, weight)
 
     def find_term(self, scale: float, shapes: ShapeFactors) -> None:
-        """Tell which term moved, and by how much, once rows tell it; what moves after two half-lives is another change.
+        """Name the term that moved, and by how much, once rows show it, within two half-lives of the change.
 
         ``scale``: relative noise of a row; ``shapes``: factors as they are.
         """

@@ -40,7 +40,7 @@ ENGINES_MAX = 4096
 # Guess: a difference of 5 % is worth telling.
 WORTH = 0.05
 PREFERENCE = 1.0 - WORTH
-"""What is preferred gives way only to what is better by as much, so that a reader is not told another each time."""
+"""A preferred choice changes only for one that is so much better, so that readers do not see it flip."""
 # Derived: the larger of two times that one coefficient is within a tenth of both is 1.25 of the other.
 APART = math.log(1.25)
 # Guess: three standard deviations are sure.

@@ -43,7 +43,7 @@ class EngineRows(Stateful):
         self.forget(p)
 
     def forget(self, p: int) -> None:
-        """Begin anew with the statistics."""
+        """Drop the statistics."""
         self.learned, self.learned_ns = 0, 0
         self.a, self.b = np.zeros((p, p)), np.zeros(p)
         self.effective = self.squares = 0.0
@@ -58,12 +58,12 @@ class EngineRows(Stateful):
         self.learned, self.learned_ns = self.learned + len(x), end_ns
 
     def variance(self) -> float:
-        """Of a row's relative time: what a fit of its own leaves."""
+        """Residual variance of a row's relative time in a fit to this engine alone."""
         left = self.squares - float(self.b @ np.linalg.lstsq(self.a, self.b, rcond=None)[0])
         return max(left, 0.0) / max(self.effective - len(self.b), 1.0)
 
     def level(self, reference: Floats, first_cell: int) -> float:
-        """Median beside what their cells usually take, (512,), of cells from one on; 0 where there is none."""
+        """Median log ratio of the last rows to ``reference``, by their cells, from one cell on; 0 without rows."""
         cell, log_y = self.last[self.last[:, 0] >= first_cell].T
         return median_of(log_y - reference[cell.astype(np.int64)]) if len(cell) else 0.0
 
@@ -90,7 +90,7 @@ class Engines(Stateful):
             rows.from_state(state[str(number)])
 
     def learn(self, engine: Ints, cell: Ints, log_y: Floats, e: Floats, end_ns: int) -> Floats:
-        """Rows of a block, (n,) each, in order of time; returns e', which does not move with who sends more."""
+        """Learn rows of a block, (n,) each, in order of time; return e', as if all engines had one speed."""
         usual = np.empty_like(e)
         for number in set(engine.tolist()):
             own, rows = engine == number, self.rows.setdefault(number, EngineRows(self._p))
@@ -110,9 +110,9 @@ class Engines(Stateful):
             rows.add(block.x[own], elapsed_us[own], weight[own], rows.last_ns)
 
     def confirm(self, log_time_ratio: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether a change by this ratio, of cells from one on, is one of most of them and leaves them alike.
+        """Whether most engines show this change, in cells from one on, and none differs after it.
 
-        ``sure_ns``: from when on who sends rows shows it or not. ``reference``: what cells usually take, (512,).
+        ``sure_ns``: rows after this time have the new speed. ``reference``: usual log time of each cell, (512,).
         """
         sign, levels = math.copysign(1.0, log_time_ratio), self._levels(reference, first_cell).values()
         showing = sum(sign * level > 0.5 * abs(log_time_ratio) for level in levels)
@@ -122,7 +122,7 @@ class Engines(Stateful):
         return odd is None or abs(math.log(odd[1])) <= APART
 
     def outlier(self, reference: Floats, since_ns: int = 0) -> tuple[int, float] | None:
-        """Number of the engine that differs most from the usual one, and its time per time of that one.
+        """Number of the engine that differs most from the usual one, and the ratio of their times.
 
         ``reference``: what cells usually take, (512,). None where fewer than two count, of those that sent rows since.
         """

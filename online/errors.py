@@ -98,7 +98,7 @@ class Contest(Stateful):
         self.errors = np.zeros(size)
 
     def learn(self, added: Floats, log_ratio: Floats, counts: float = 1.0) -> Ints:
-        """What each adds, (k, n) or (k, 1), to rows r (n,) that count as so many each; the best before each, (n,)."""
+        """Score what k predictions add, (k, n) or (k, 1), on rows r (n,); return the best one before each row, (n,)."""
         errors = counts * np.minimum(np.abs(np.expm1(added - log_ratio)), ERROR_MAX)
         left = np.exp2(np.arange(-len(log_ratio), 1) * (counts / MEMORY_ROWS))
         grown = (np.column_stack((self.errors, errors)) * left).cumsum(axis=1)
@@ -176,7 +176,7 @@ _LOG_BOUNDS = np.log(RATIO_BOUNDS)
 
 
 class Residuals(Stateful):
-    """Observed / predicted of every row by the champion of its moment, counted and never forgotten.
+    """Counts of observed / predicted of all rows, each predicted by the champion of that time; they never decay.
 
     Counts in ten classes of nine bounds, up to and including each, and the sum of the ratios, each at most 10. They
     only grow, so that a reader can subtract two of them and has the residuals of the time between, over any window and

@@ -131,7 +131,7 @@ class Level(Stateful):
         self.prefill.end()
 
     def snapshot(self) -> dict[str, LevelSnapshot]:
-        """By phase, ``decode`` and ``prefill``, those that have a row."""
+        """Levels by phase, ``decode`` and ``prefill``, of phases with a row."""
         phases = {"decode": self.decode, "prefill": self.prefill}
         return {name: phase.snapshot() for name, phase in phases.items() if phase.rows}
 

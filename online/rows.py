@@ -146,7 +146,7 @@ class RowBlock:
         return len(self.elapsed_us)
 
     def __deepcopy__(self, _memo: object) -> Self:
-        """A value: a copy of what holds it copies the reference."""
+        """Return itself: a block is immutable, so copies share it."""
         return self
 
     def to_state(self) -> Tree:

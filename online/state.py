@@ -151,7 +151,7 @@ class Stateful:
     OPTIONAL: ClassVar[frozenset[str]] = frozenset()
 
     def to_state(self) -> Tree:
-        """What is saved, apart from what goes on changing."""
+        """State tree of the saved attributes, which later learning does not change."""
         return {name: _copied(getattr(self, name)) for name in self.SAVED}
 
     def from_state(self, state: Tree) -> None:
@@ -172,7 +172,7 @@ class Stateful:
 
 @contextlib.contextmanager
 def refusing() -> Iterator[None]:
-    """Whatever a tree of another form runs into is a StateError: it comes from a file."""
+    """Turn every error that a tree of another form causes into a StateError: the tree comes from a file."""
     try:
         yield
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
@@ -242,7 +242,7 @@ class Lineage:
         return {engine: [[*span] for span in spans] for engine, spans in self.engines.items()}
 
     def from_state(self, state: Tree) -> None:
-        """Take them from there."""
+        """Restore the spans."""
         self.engines = msgspec.convert(state, dict[str, list[Span]])
 
     def record(self, engine: str, end_ns: NDArray[np.int64]) -> None:
@@ -295,7 +295,7 @@ class LineageLedger:
         self._holders: dict[tuple[str, str], list[tuple[str, Lineage]]] = {}
 
     def accept(self, state: str, lineages: Mapping[str, Lineage]) -> None:
-        """Take a state in, or nothing of it: StateError names the engine and the state that has rows of it already."""
+        """Accept a state whole or not at all: StateError names the engine and the state that already has its rows."""
         every = [(config_id, engine) for config_id, lineage in lineages.items() for engine in lineage.engines]
         for config_id, engine in every:
             for holder, held in self._holders.get((config_id, engine), ()):

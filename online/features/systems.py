@@ -70,7 +70,7 @@ def pairs(raw: Raw) -> Floats:
 
 
 def usage(raw: Raw) -> Floats:
-    """Share of the KV cache in use; 0 where nobody told: such a row is learned without it."""
+    """Share of the KV cache in use; 0 where it is unknown, so that the row can be learned."""
     return np.nan_to_num(raw["kv_usage_ratio"])
 
 

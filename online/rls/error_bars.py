@@ -102,7 +102,7 @@ class ScoreCovariance(Stateful):
         self.window, self.rows = np.zeros((STRATA, p)), 0.0
 
     def learn(self, block: Design, decay: Floats, scores: Floats) -> None:
-        """Scores (n, p) of a block, forgotten as its later rows make them; decay (g,): by its strata of their past."""
+        """Add scores (n, p) of a block, decayed by its later rows; ``decay`` (g,): of what its strata had before."""
         ids = block.groups.ids
         self.window[ids] *= decay[:, None]
         self.m[ids] *= (decay * decay)[:, None, None]
@@ -148,7 +148,7 @@ class ScoreCovariance(Stateful):
         return matrix * (spare * (1.0 + 1.21 / free) ** 2)
 
     def discount(self, keep: float, time_ratio: float, strata: slice) -> None:
-        """See Strata.discount; scores have w r = w y in them. Open windows are of the speed before: they are left."""
+        """Discount as Strata.discount does; scores scale as w y. Open windows have the old speed and are dropped."""
         self.m[strata] *= keep / time_ratio**2
         self.windows[strata] *= keep
         self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0

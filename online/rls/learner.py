@@ -128,7 +128,7 @@ class Fit(Stateful):
         )
 
     def discount(self, keep: float, time_ratio: float, *, prefill: bool) -> None:
-        """Keep so much of what was known, at a new speed; of steps with ``prefill`` alone, or of all."""
+        """Keep a share of the statistics, scaled to a new speed; those of steps with ``prefill`` alone, or all."""
         for evidence in (self.strata, self.score_covariance):
             evidence.discount(keep, time_ratio, slice(STRATA // 2, None) if prefill else slice(None))
 
@@ -149,7 +149,7 @@ class Fit(Stateful):
         return self.beta
 
     def solve_strata(self, scale: float) -> None:
-        """Solve what is remembered; a prior that it contradicts is dropped."""
+        """Solve the decayed statistics; drop a prior that they contradict."""
         p, g = self.p, self.strata.total()
         self.solve(g, scale)
         if self.prior is not None:
@@ -226,7 +226,7 @@ class RlsLearner(Stateful):
 
     @property
     def in_burn_in(self) -> bool:
-        """Whether the last of the first fits is to come."""
+        """Whether all rows so far are still fitted together."""
         return self.burn_in is not None or not self.started
 
     def take_prior(self, prior: Prior) -> None:
@@ -308,9 +308,9 @@ class RlsLearner(Stateful):
         return block.elapsed_us - block.phase @ self.fit.beta[len(self.features) :]
 
     def fit_burn_in(self, *, last: bool = False) -> None:
-        """Fit all held rows together, if they are enough, and make statistics of them.
+        """Fit the rows of burn-in together, once there are enough, and make statistics of them.
 
-        When they are all, or with ``last``, this was the last fit of its kind: the rows are held no more.
+        Burn-in ends when all its rows have come, or with ``last``; then the rows are released.
         """
         if self.burn_in is None or len(self.burn_in) < 3:  # noqa: PLR2004 -- the least that a median can defend
             return

@@ -24,10 +24,10 @@ two replicas are as far from each other whichever is asked first, and one change
 
 A replica differs where |r_i| > 5 % and > 3 se_i; and where the same ratio of the prefill columns alone, fitted beside
 one of all others, is beyond 1.25 and 3 se_i: prefill is in few rows, and other prompts alone move its price by 14 %
-(quarters of c10_long). Odd is who is as far from the median of all by the fit of all: one that is slow makes no other
-fast. Where several still differ, all but the furthest have to differ without that one, too. Who differs on the whole is
-no measure of the others' prefill either. The scatter of the others counts because engines with other loads differ by
-what the form misses. In which term: online/moved_term.py, by P and s.
+(quarters of c10_long). An outlier is as far from the median of all, by the fit of all, so a slow replica makes no other
+look fast. Where several differ, each but the furthest must also differ without the furthest. A replica that differs on
+the whole is left out where prefill is compared. The scatter of the others counts because engines with other loads
+differ by what the form misses. In which term a replica differs: online/moved_term.py, by P and s.
 
 Reference: Anderson and Duffin, Series and parallel addition of matrices (J. Math. Anal. Appl. 1969).
 Shapes: A, N, P (p, p), b, s, beta (p,).
@@ -59,7 +59,7 @@ _WINDOW_NOISE = 1.5
 
 
 def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_side: bool) -> None:
-    """Add what ``other`` knows; both have no partial block. ``other`` is used up. First fits end."""
+    """Merge ``other`` into ``into``, both without a partial block; ``other`` must not be used again. Burn-in ends."""
     for learner in (into, other):
         learner.fit_burn_in(last=True)
     # too few for a fit of their own: they are learned as any others
@@ -113,7 +113,7 @@ class Replica(Stateful):
 
     @staticmethod
     def of(learner: RlsLearner, engine: str) -> list[Replica]:
-        """What a learner knows, as one of several; none before its first fit."""
+        """The replica of a learner's engine; empty before its first fit."""
         if not learner.started:
             return []
         p, (a, b) = len(learner.features), learner.normal_equations()
@@ -123,7 +123,7 @@ class Replica(Stateful):
 
     @staticmethod
     def of_engines(learner: RlsLearner, names: Mapping[int, str]) -> list[Replica]:
-        """The engines that a learner hears, by their numbers' ``names``; none where it hears one alone."""
+        """Replicas of the engines whose rows a learner gets, by ``names``; empty where there is only one."""
         heard = [(names.get(number, str(number)), rows) for number, rows in learner.drift.engines.rows.items()]
         replicas, variance = [], learner.scale**2
         for name, rows in heard:
@@ -141,13 +141,13 @@ class Replica(Stateful):
         return replica
 
     def plus(self, other: Self) -> Replica:
-        """Both, as one engine's."""
+        """The sum of two replicas of one engine."""
         a, b, noise = self.a + other.a, self.b + other.b, self.noise + other.noise
         return Replica(self.engine, self.rows + other.rows, a, b, noise)
 
 
 def join_replicas(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Replica]:
-    """Replicas of both, those of one engine together; beyond the bound the ones with the fewest rows go."""
+    """Replicas of two states, those of one engine summed; beyond the bound those with the fewest rows are dropped."""
     by_engine: dict[str | int, Replica] = {}
     for number, replica in enumerate((*mine, *theirs)):
         name = replica.engine or number  # one without a name is nobody else
@@ -157,10 +157,10 @@ def join_replicas(mine: Sequence[Replica], theirs: Sequence[Replica]) -> list[Re
 
 
 def compare_replicas(replicas: Sequence[Replica], learned_rows: int, names: Sequence[str]) -> list[ReplicaSnapshot]:
-    """Each replica against the others, those that differ and are furthest first.
+    """Compare each replica with the others; those that differ come first, the furthest at the top.
 
-    Nothing where there are no others, or where of ``learned_rows`` by now most came after the merge. A replica on whose
-    work the others predict nothing has no ratio. ``names``: of the columns, for the term in which one differs.
+    The result is empty without others, and where most of ``learned_rows`` came after the merge. A replica has no ratio
+    where the others predict nothing for its work. ``names``: of the columns, for the term in which one differs.
     """
     if len(replicas) < 2 or learned_rows > 2 * sum(replica.rows for replica in replicas):  # noqa: PLR2004
         return []

@@ -89,7 +89,7 @@ _EXCHANGES_MAX = 1000
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """beta (p,), the passive set it rests on (p,), and which columns had anything to say (p,)."""
+    """beta (p,), the passive set it rests on (p,), and the mask of columns with data or a prior (p,)."""
 
     beta: Floats
     passive: Mask
@@ -135,9 +135,9 @@ def _pivot(c: Floats, rhs: Floats, free: Mask) -> tuple[Floats, Mask]:
 
 
 def is_contradicted(lack_of_fit: float, own: float) -> bool:
-    """Whether rows contradict what is believed: it misfits them twice as much as their own fit, and by 5 % more.
+    """Whether rows contradict a prior: with it the error is twice that of their own fit, and 5 % more.
 
-    Relative errors, of the estimate that believes it and of the fit of the rows alone.
+    Both errors are relative: ``lack_of_fit`` of the estimate with the prior, ``own`` of the fit to the rows alone.
     """
     return lack_of_fit > max(2.0 * own, own + WORTH)
 
@@ -161,12 +161,12 @@ class Prior:
         return Prior(beta, np.where(per_row > 0.0, DONOR_SHARE * np.abs(beta) + floor, np.inf))
 
     def with_phases(self) -> Prior:
-        """The same, with phases after the columns: they belong to the stamps of one server, and nothing is known."""
+        """Append phases, of which nothing is known: they belong to the stamps of one server."""
         more = len(PHASES)
         return Prior(np.append(self.mean, np.zeros(more)), np.append(self.sd, np.full(more, np.inf)), self.lack_of_fit)
 
     def precision(self, scale: float) -> Floats:
-        """H's diagonal for noise of this relative scale, (p,)."""
+        """Diagonal of H, (p,): the precision of each coefficient in units of the residual scale."""
         return (self._noise(scale) / self.sd) ** 2
 
     def score_variance(self, scale: float) -> Floats:
@@ -220,7 +220,7 @@ def huber(u: Floats, scale: float) -> Floats:
 
 
 def bisquare(z: Floats) -> Floats:
-    """Tukey's share for normalised residuals z: 0 beyond 4.685, where Huber still listens.
+    """Tukey's weights of normalised residuals z: 0 beyond 4.685, where Huber's are above 0.
 
     That cut has 95 % efficiency at the normal (Holland and Welsch).
     """

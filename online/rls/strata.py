@@ -92,10 +92,10 @@ class Strata(Stateful):
         return float(self.n1.sum()) ** 2 / squares if squares > 0.0 else 0.0
 
     def spread(self) -> Floats:
-        """How far each feature varies beyond so much per step where it is not 0, (p,): cv over the strata that have it.
+        """Coefficient of variation of each feature per step, (p,), over the strata in which it is not 0.
 
-        In strata with prefill every row has some: that none of the others has any tells what a chunk costs, and only
-        chunks of several sizes tell what a token costs.
+        So steps without prefill do not count for prefill columns: beside them a chunk shows only its whole cost. Only
+        chunks of several sizes show what a token costs.
         """
         p = self.q - 2
         squares = self.g.diagonal(axis1=1, axis2=2)[:, :p]
@@ -136,7 +136,7 @@ class Strata(Stateful):
     # ---------------------------------------------------------------- changing what is known
 
     def discount(self, keep: float, time_ratio: float, strata: slice = slice(None)) -> None:
-        """Each row of these strata counts as so many rows, and the same work now takes ``time_ratio`` times as long.
+        """Keep a share of the rows of these strata, as if their work had taken ``time_ratio`` times as long.
 
         With g the ratio, y becomes g y and w = l / yhat^2 becomes w / g^2, as if the rows had come after the change;
         n1 and n2 are both linear in the weight v of a row. Operating points mix rows with prefill and without: where
@@ -164,7 +164,7 @@ class Strata(Stateful):
             self.points.rows *= at
 
     def add(self, other: Strata) -> None:
-        """Statistics of both; the caller has brought them to the same clock."""
+        """Add another's statistics; the caller has decayed both to the same age."""
         self.g += other.g
         self.n1 += other.n1
         self.n2 += other.n2

@@ -40,7 +40,7 @@ WARM_UP_ROWS = 1024
 # Guess: of cost against delay; a block costs the same whatever is in it.
 _LONGEST = 16
 _PROMPT = (Target.STEP_TIME, Target.GPU_TIME)
-"""Whose changes somebody waits for: their blocks end after a second. Others change with them, and nobody asks when."""
+"""Targets whose changes are reported promptly: their blocks end after a second. The other targets change with them."""
 
 
 class TargetState(Stateful):
@@ -110,7 +110,7 @@ class TargetState(Stateful):
         return outcome
 
     def _size_blocks(self) -> None:
-        """The young learn every 32 rows. A block lasts 1 s where somebody waits for changes, else 16 s."""
+        """New targets learn every 32 rows. A block lasts 1 s where changes are reported promptly, else 16 s."""
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
         young = watcher is None or watcher.rows < WARM_UP_ROWS
         self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
@@ -168,7 +168,7 @@ class TargetState(Stateful):
         return copied
 
     def snapshot(self) -> TargetSnapshot | None:
-        """None while there is nothing to say."""
+        """The target as published; None before anything is learned."""
         models, beta, model = self._models_as_published(), None, self.models.get(PORTABLE)
         if self.sheet_prior is not None and model is not None and self.sheet_prior.fits(model):
             if PORTABLE not in models:
@@ -229,7 +229,7 @@ class TargetState(Stateful):
         return doubts
 
     def name_engines(self, names: Mapping[int, str]) -> None:
-        """Of rows that came; those heard of longest ago are forgotten."""
+        """Remember the names of engines that sent rows; beyond the bound the oldest are forgotten."""
         known = {number: name for number, name in self.engine_names.items() if number not in names} | dict(names)
         self.engine_names = dict([*known.items()][-ENGINES_MAX:])
 
@@ -269,7 +269,7 @@ class TargetState(Stateful):
         self.engine_names = {int(number): str(name) for number, name in state["engine_names"].items()}
 
     def add(self, other: TargetState, engines: tuple[str, str] = ("", "")) -> None:
-        """Add what another state of the same target knows, which is used up; both are flushed first.
+        """Merge another state of this target, which is not used again, into this one; both are flushed first.
 
         ``engines``: whom this one and the other are named after. StateError if models of one name have other columns.
         """

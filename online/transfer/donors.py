@@ -140,7 +140,7 @@ def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | No
 
 
 def priors_of(donors: Sequence[Donor]) -> Priors:
-    """What these donors' own coefficients are worth to a configuration with the same columns; the first one counts."""
+    """Priors from donors' own coefficients, for a configuration with the same columns; the first donor counts."""
     priors: Priors = {}
     for donor in donors:
         features, per_row = donor.features, donor.a.diagonal() / max(donor.rows, 1.0)
@@ -156,7 +156,7 @@ class DonorPool:
         self._populations: dict[str, HierarchicalPrior] = {}
 
     def add(self, donors: Sequence[Donor]) -> None:
-        """Take what configurations know; the oldest go beyond the bound."""
+        """Add donors; beyond the bound the oldest configurations are dropped."""
         self._donors += donors
         kept = [*dict.fromkeys(donor.config_id for donor in self._donors)][-_CONFIGS_MAX:]
         self._donors = [donor for donor in self._donors if donor.config_id in kept]

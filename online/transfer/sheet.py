@@ -58,7 +58,7 @@ better than what they are, and points seen minutes apart do not tell how their c
 rows of two servers of the H100 tables leave errors of 5.1 and 6.1 % in E2E, with it 1.9 and 1.7 (`make bench
 WHAT=systems ARGS=h100`).
 
-Where telemetry hides prefix hits, prefill is left out: how much of it was computed nobody tells.
+Where telemetry hides prefix hits, prefill is left out, since nothing tells how much of it was computed.
 
 Rows that a learner still holds have no weights of their own yet. They are weighed against what is expected, by Tukey's
 bisquare with the variance of the expectation: the first requests of a server pay for cold caches and compilation.
@@ -171,7 +171,7 @@ class SufficientStatistics:
     weight: Floats
 
     def lack_of_fit(self, beta: Floats) -> float:
-        """Root mean square over the points of what coefficients (p,) leave, relative."""
+        """Root mean square relative error of coefficients (p,) over the points."""
         return _lack_of_fit(self.points, self.weight, beta)
 
 
@@ -210,7 +210,7 @@ def _levels(sums: Floats) -> Floats:
 
 
 def statistics_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics | None:
-    """What the statistics of a learner of ``portable`` say; None before there are any.
+    """Capped statistics of a learner of ``portable``; None before it has any.
 
     Phases belong to the stamps of one server: they are taken out at their estimate.
     """
@@ -228,7 +228,7 @@ def statistics_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics 
 def statistics_of_burn_in(
     block: Design, expected: Floats, variance: Floats, *, hidden: bool = False
 ) -> SufficientStatistics:
-    """What rows without weights say, weighed against expected coefficients (p,) of covariance (p, p)."""
+    """Capped statistics of rows without weights, weighed by expected coefficients (p,) of covariance (p, p)."""
     p = len(expected)
     x, y = block.x[:, :p].copy(), block.elapsed_us
     if hidden:
@@ -326,7 +326,7 @@ class SheetPrior:
         return learner.features.names == tuple(column.name for column in self.terms.columns)
 
     def after(self, learner: RlsLearner, learned: ModelSnapshot) -> ModelSnapshot | None:
-        """The model to publish in place of what was learned; None where that stands on its own."""
+        """The sheet's estimate to publish in place of the learned model; None where that one stands alone."""
         p = len(self.terms.base)
         held = None if learner.burn_in is None else Design.of(learner.features, learner.burn_in)
         vif = np.nan_to_num(learner.infer().vif[:p], nan=np.inf)

@@ -6,8 +6,8 @@ Families name one thing in many ways (``n_embd``, ``n_layer``; ``num_local_exper
 ``n_routed_experts``); here each has one name, the one Llama uses, and the numbers travel as facts of a configuration.
 A multimodal file counts by its ``text_config``.
 
-A number that cannot be is refused with its key. A file that says too little is not refused: what is missing is missing,
-and :func:`model_sheet` says what cannot be derived from it.
+An impossible number is refused with its key. A file with too few numbers is accepted: :func:`model_sheet` says which
+ones it lacks.
 
 **Quantization.** Bytes of a stored weight, by what a checkpoint or an engine says of its quantization.
 
@@ -248,7 +248,7 @@ class ModelSheet:
 
 
 def model_sheet(arch: Facts) -> tuple[ModelSheet | None, tuple[str, ...]]:
-    """The sheet of what :func:`architecture` told among facts, or None and the names of what is missing for one."""
+    """The sheet made of facts that :func:`architecture` gave, or None and the names of the missing facts."""
     missing = [name for name in _NEEDED if name not in arch]
     if arch.get("recurrent"):
         missing.append("cost of its recurrent layers")

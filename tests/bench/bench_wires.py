@@ -1,8 +1,6 @@
 """Passing on and records of forward passes: ``make bench WHAT=wires``, whole or by section.
 
 acknowledged  how much longer a sender waits for its acknowledgement where its telemetry is passed on, in turns
-passed_on     100,000 spans of the real SDK, by way of a sidecar, to a second OTLP server: bytes and order
-gone          a backend that is dead for a minute: what is held, what is dropped, and with the log
 records       what a record of a forward pass costs, at 10,000 a second
 
 Sidecars run in processes of their own.
@@ -23,26 +21,20 @@ import grpc
 import msgspec
 import numpy as np
 import zmq
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from collector.ingest.forward import METHODS
 from collector.telemetry import Signal
 from tests.bench.board import Board, run
 from tests.support.clocks import eventually
 from tests.support.gpu_server import serve, step_payloads
-from tests.support.otlp_backend import Backend, Tee
+from tests.support.otlp_backend import Backend
 from tests.support.processes import running_process
-from tests.support.sidecars import call_export, get, metric
-from tests.support.step_exports import make_export
+from tests.support.sidecars import get, metric
 from tests.support.vllm_senders import fpm_lines
 
 CALLS = 2000
-SPANS, DEAD_S, PER_S = 100_000, 60, 10_000
+PER_S = 10_000
 SENT = 'tracefit_forward_exports_total{outcome="sent",signal="traces"}'
-DROPPED = 'tracefit_forward_exports_total{outcome="dropped",signal="traces"}'
-HELD = 'tracefit_size_bytes{of="forward"}'
 MISSING = 'tracefit_join_events_total{event="missing"}'
 LEARNED = 'tracefit_rows_total{outcome="learned",target="step_time"}'
 
@@ -86,60 +78,6 @@ def _take_all(port: Connection) -> None:
     """Be a backend, in a process of its own."""
     port.send(Backend().port)
     threading.Event().wait()
-
-
-def passed_on(board: Board) -> None:
-    """What the SDK's exporter sent is what the backend got."""
-    backend = Backend()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        running_process(Path(directory), FORWARD=f"grpc://127.0.0.1:{backend.port}") as running,
-    ):
-        tee = Tee(running.grpc_port)
-        provider = TracerProvider()
-        exporter = OTLPSpanExporter(f"http://127.0.0.1:{tee.port}", insecure=True)
-        provider.add_span_processor(BatchSpanProcessor(exporter, max_queue_size=SPANS))
-        for number in range(SPANS):
-            provider.get_tracer("app").start_span(f"span {number}").end()
-        provider.force_flush(600_000)
-        provider.shutdown()
-        eventually(lambda: metric(running.http_port, 'tracefit_forward_spans_total{outcome="sent"}') == SPANS)
-        tee.stop()
-    same = tee.traces() == backend.traces()
-    board.line(f"exports of {SPANS:,} spans with the same bytes in the same order", same, "True", same)
-    backend.stop()
-
-
-def gone(board: Board) -> None:
-    """Exports that are 96 MB in all, while nobody takes them, and then somebody does."""
-    request = make_export(spans=40)
-    request.resource_spans[0].scope_spans[0].scope.name = "app"
-    payload = request.SerializeToString()
-    calls = 96 * 2**20 // len(payload)
-    for log in ("memory", "log"):
-        nobody = Backend()
-        nobody.stop()
-        settings = {"FORWARD": f"grpc://127.0.0.1:{nobody.port}", "DURABILITY": log, "CHECKPOINT_INTERVAL_S": "1"}
-        with tempfile.TemporaryDirectory() as directory, running_process(Path(directory), **settings) as running:
-            begun_s, slowest_s, held = time.monotonic(), 0.0, 0.0
-            for number in range(calls):
-                sent_s = time.monotonic()
-                call_export(running.grpc_port, payload, timeout_s=10)
-                slowest_s = max(slowest_s, time.monotonic() - sent_s)
-                if number % 100 == 0:
-                    held = max(held, metric(running.http_port, HELD))
-                time.sleep(max(0.0, begun_s + DEAD_S * number / calls - time.monotonic()))
-            back = Backend(port=nobody.port)
-            eventually(lambda: metric(running.http_port, HELD) == 0, 300)
-            sent, dropped = (metric(running.http_port, series) for series in (SENT, DROPPED))
-            board.line(f"durability {log}: sent and dropped of {calls:,}", f"{sent:.0f}+{dropped:.0f}", str(calls))
-            uncounted = abs(calls - sent - dropped) + abs(len(back.traces()) - sent)
-            board.at_most(f"durability {log}: exports not accounted for", uncounted, 0)
-            if log == "log":
-                board.at_most("durability log: exports lost", dropped, 0)
-            board.at_most(f"durability {log}: held at most", held / 2**20, 16, " MiB")
-            board.at_most(f"durability {log}: slowest acknowledgement", slowest_s, 2, " s")
-            back.stop()
 
 
 def records(board: Board) -> None:
@@ -187,7 +125,7 @@ def _await_told(port: int, number: int) -> None:
         time.sleep(0.5)
 
 
-SECTIONS = {section.__name__: section for section in (acknowledged, passed_on, gone, records)}
+SECTIONS = {section.__name__: section for section in (acknowledged, records)}
 
 if __name__ == "__main__":
     sys.exit(run(__doc__, SECTIONS))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from concurrent import futures
 
 import grpc
 
 from collector.ingest.forward import METHODS
 from collector.telemetry import Signal
-from tests.support.sidecars import call_export
 
 
 class Backend:
@@ -31,14 +29,10 @@ class Backend:
     def _taker(self, signal):
         def take(payload, context):
             reply = self._answer(context)
-            self.kept(signal, payload)
+            self.got.append((signal, payload))
             return reply or b""
 
         return take
-
-    def kept(self, signal, payload):
-        """Something was taken."""
-        self.got.append((signal, payload))
 
     def traces(self):
         return [payload for signal, payload in self.got if signal is Signal.TRACES]
@@ -51,16 +45,3 @@ class Backend:
 
     def __exit__(self, *_):
         self.stop()
-
-
-class Tee(Backend):
-    """Hands on what it gets, one export after the other, to the receiver on a port."""
-
-    def __init__(self, to):
-        self._to, self._turn = to, threading.Lock()
-        super().__init__()
-
-    def kept(self, signal, payload):
-        with self._turn:
-            call_export(self._to, payload)
-            super().kept(signal, payload)

@@ -349,8 +349,8 @@ def significant(value: float, digits: int = 3) -> str:
     """A number with so many significant digits, plain, without a trailing dot."""
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else "unknown"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:,.{min(decimals, 12)}f}"
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])  # of 9.996 as it is rounded
+    return f"{value:,.{min(max(digits - 1 - exponent, 0), 12)}f}"
 
 
 def duration(value_us: float, *, like: float | None = None, digits: int = 3) -> str:

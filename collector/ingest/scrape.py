@@ -267,7 +267,9 @@ class Scraper:
         if isinstance(page, PageProblem):
             last.failures += 1
             if is_news:
-                _log.warning("no page of %s (%s)", target.server, page, extra=REPORT_ONCE)
+                by_default = outcome is PullOutcome.UNREACHABLE and urllib.parse.urlsplit(target.url).port is None
+                hint = "; vLLM listens on port 8000, and none was given" * by_default
+                _log.warning("no page of %s (%s%s)", target.server, page, hint, extra=REPORT_ONCE)
         else:
             last.failures = 0
             if is_news:

@@ -38,6 +38,7 @@ from collector.join import (
     with_fallbacks,
 )
 from collector.join.inferred import NEARLY_WHOLE, WHOLE, doubts_of
+from collector.runtime import sentence
 from collector.telemetry import Counts, table
 from exporters.what_if import WorkloadProfile
 from online import (
@@ -406,7 +407,7 @@ def make_pipeline(config: Config, resolver: ConfigResolver | None = None) -> Pip
             for file in files:
                 pipeline.add_donors(file.read_bytes())
         except (OSError, StateError) as error:
-            raise ConfigError(f"donors[{number}]", f"{path}: {error}") from None
+            raise ConfigError(f"donors[{number}]", f"{path}: {sentence(error)}") from None
         if not files:
             raise ConfigError(f"donors[{number}]", f"there is no *.bin in {path}")
     return pipeline

@@ -136,13 +136,8 @@ class EngineFacts:
         self.version += changed
         return changed
 
-    def copy_from(self, other: EngineFacts) -> None:
-        """Another emitter of the same engine knew these, from the sources it had."""
-        for name, (source, value) in other._facts.items():
-            self.learn({name: value}, source)
-
     def sourced_facts(self) -> SourcedFacts:
-        """A copy of the facts and their sources, for :meth:`is_another_server`."""
+        """A copy of the facts with their sources."""
         return dict(self._facts)
 
     def is_another_server(self, other: SourcedFacts) -> bool:

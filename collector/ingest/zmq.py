@@ -250,7 +250,11 @@ class Subscriber(Generic[T]):
                 counts[table.MESSAGES, feed.key, read] += 1
                 continue
             if feed.sequence_of is not None:
-                counts[table.KV_MISSING,] += self._missing(subscription.address, *feed.sequence_of(read))
+                stream, at = feed.sequence_of(read)
+                expected = self._expected.get((subscription.address, stream), 0)
+                self._expected[subscription.address, stream] = at + 1
+                # after a smaller number than expected it is a new start
+                counts[table.KV_MISSING,] += at - expected if at >= expected else at
             accepted.append(read)
         counts[table.MESSAGES, feed.key, table.ACCEPTED] += len(accepted)
         with self._lock:
@@ -260,9 +264,3 @@ class Subscriber(Generic[T]):
                 self._queued -= feed.size_of(self._queue.popleft())
                 counts[table.MESSAGES, feed.key, table.DROPPED] += 1
         return counts
-
-    def _missing(self, address: str, stream: int, number: int) -> int:
-        """How many messages before this one did not come; after a smaller number than expected it is a new start."""
-        expected = self._expected.get((address, stream), 0)
-        self._expected[address, stream] = number + 1
-        return number - expected if number >= expected else number

@@ -120,7 +120,8 @@ class Engine(Emitter):
 
     def become_duplicate_of(self, other: Engine) -> None:
         """Give no rows of the steps that both tell of; the other emitter gets what is known here."""
-        other.facts.copy_from(self.facts)
+        for name, (source, value) in self.facts.sourced_facts().items():
+            other.facts.learn({name: value}, source)
         other.is_changed = self.is_changed = True
         self.duplicate_of = other
 

@@ -46,11 +46,6 @@ class Sums(msgspec.Struct):
     prompt_tokens: Amount = 0.0
     computed_tokens: Amount = 0.0
 
-    def fold(self, other: Sums) -> None:
-        """Decay, then add a block."""
-        for name in self.__struct_fields__:
-            setattr(self, name, _DECAY * getattr(self, name) + getattr(other, name))
-
 
 @dataclass(slots=True)
 class EngineCalibration:
@@ -90,8 +85,9 @@ class EngineCalibration:
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
 
     def end_block(self) -> None:
-        """What the block taught is in force from here on."""
-        self.sums.fold(self._block)
+        """What the block taught is in force from here on; what others did is worth less."""
+        for name in Sums.__struct_fields__:
+            setattr(self.sums, name, _DECAY * getattr(self.sums, name) + getattr(self._block, name))
         self._block, self.learned = Sums(), True
 
     def context_by_blocks(self, steps: Cells) -> Floats:

@@ -46,12 +46,6 @@ class Residency:
     outputs_end: int
     first_token_step: int | None
 
-    @property
-    def recomputed_steps(self) -> int:
-        """Steps of a resumed run that made no token: its recomputation in pieces."""
-        steps = self.last_step - self.first_step + 1
-        return min(max(0, steps - (self.outputs_end - self.outputs)), steps - 1)
-
 
 def project_onto_steps(span: CoreSpan, window: StepWindow, residencies: Sequence[Residency]) -> list[PrefillChunks]:
     """Add the request to the columns of its steps, all of which the window holds; return its multi-step prefills."""
@@ -133,7 +127,7 @@ def _lay_resumed(run: Residency, prompt_tokens: int, window: StepWindow) -> None
     cells, first = window.rebuilt, run.first_step - window.base
     steps = run.last_step - run.first_step + 1
     known_tokens = prompt_tokens + run.outputs
-    silent = run.recomputed_steps
+    silent = min(max(0, steps - (run.outputs_end - run.outputs)), steps - 1)
     context = known_tokens + np.maximum(np.arange(steps) - silent, 0.0)
     context[:silent] = known_tokens * np.arange(1, silent + 1) / (silent + 1)
     _lay_decode(cells, first, context)

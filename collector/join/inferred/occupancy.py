@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple, TypeVar, get_type_hints
@@ -255,15 +254,10 @@ class ApiProcess(Emitter):
             known = decoding["last_s"] <= held["last_s"].max() - longest_s
             self.count(RowDrop.INCOMPLETE, int(np.count_nonzero(~known)))
             decoding = decoding[known]
-        self._rows += [TargetRows(Target.STEP_TIME, rows) for rows in self._step_rows(decoding, batch)]
+        group = np.cumsum(decoding["output_tokens"] - 1) // _LINES_MAX
+        parts = np.split(decoding, np.flatnonzero(np.diff(group)) + 1)
+        self._rows += [TargetRows(Target.STEP_TIME, self._block(part, batch)) for part in parts if len(part)]
         self._rows += self._request_rows(requests, held, batch)
-
-    def _step_rows(self, requests: Requests, batch: DecodeBatch) -> Iterator[RowBlock]:
-        """A block for so many requests together as have not too many steps."""
-        group = np.cumsum(requests["output_tokens"] - 1) // _LINES_MAX
-        for part in np.split(requests, np.flatnonzero(np.diff(group)) + 1):
-            if len(part):
-                yield self._block(part, batch)
 
     def _block(self, requests: Requests, batch: DecodeBatch) -> RowBlock:
         first, steps = requests["first_s"], requests["output_tokens"] - 1

@@ -152,5 +152,5 @@ def test_a_price_learned_from_request_spans_is_said_to_be_of_prompt_tokens(stock
         main(["show", str(tmp_path / "snapshot.json")])
         return capsys.readouterr().out
 
-    assert "weak, hidden prefix hits" in published()
-    assert "hidden prefix hits" not in published(("vllm.enable_prefix_caching", "false"))
+    assert "hides prefix-cache hits" in published()
+    assert "hides prefix-cache hits" not in published(("vllm.enable_prefix_caching", "false"))

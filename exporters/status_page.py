@@ -7,7 +7,8 @@ The content-security policy allows exactly the one style and the one script insi
 never become code. The script asks for the page again and swaps the parts that changed. The what-if form asks the page
 itself, so that question and answer are one address.
 
-A counter whose name has one of ``LOSSES``, or whose outcome is none of ``NO_LOSSES``, is a loss; the others are flow.
+A counter whose name has one of ``LOSSES``, or whose outcome is none of ``NO_LOSSES``, is a loss, but for the reasons
+among these; the others are flow.
 """
 
 from __future__ import annotations
@@ -35,8 +36,12 @@ from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
 LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
-NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope")
-"""Outcomes that are no loss; of unknown scopes are the spans of other programs, and of every vLLM's start."""
+NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope", "idle")
+"""Outcomes and reasons that are no loss.
+
+Of unknown scopes are the spans of other programs, and of every vLLM's start. An idle engine has no step that could be
+missing.
+"""
 MAX_OVERVIEW = 200
 """Configurations that the page judges and lists; the others are in /snapshot."""
 MAX_DETAILS = 6
@@ -244,7 +249,9 @@ def _accounting_view(own: Collector) -> View:
 
 
 def _is_loss(name: str, labels: Mapping[str, str]) -> bool:
-    return any(word in LOSSES for word in name.split("_")) or labels.get("outcome", NO_LOSSES[0]) not in NO_LOSSES
+    if not set(labels.values()).isdisjoint(NO_LOSSES):
+        return False
+    return "outcome" in labels or any(word in LOSSES for word in name.split("_"))
 
 
 def _fleet_view(

@@ -236,7 +236,8 @@ def _ahead(config: ConfigDocument) -> Band:
 def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:
     """A time outside of the steps, of a request with so many tokens of its kind; 0 where none was learned.
 
-    Its band is that of its rows, and at least that of its intercept: what stands in for rows has no other.
+    Its band is that of its rows, and at least that of its intercept: what stands in for rows has no other. Where nobody
+    told either, it may be off by itself.
     """
     target = config.targets.get(name)
     model = None if target is None else target.models.get("portable")
@@ -246,5 +247,6 @@ def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float
     base_us = max(us_of.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
     us = base_us + us_of.get(feature, 0.0) * tokens
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
-    off_us = _Z_80 * next((each.stderr or 0.0 for each in model.coefficients if each.name == "intercept"), 0.0)
+    stderr_us = next((each.stderr for each in model.coefficients if each.name == "intercept"), None)
+    off_us = us * (target.interval is None) if stderr_us is None else _Z_80 * stderr_us
     return us, max(min(us * p10, us - off_us), 0.0), max(us * p90, us + off_us)

@@ -22,7 +22,7 @@ import tracefit
 from collector.config import is_page_url
 from collector.decode.pages import PageProblem, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stdout
-from collector.telemetry import PullOutcome, Skip, table
+from collector.telemetry import PullOutcome, RowDrop, Skip, table
 from exporters.questions import as_json
 from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
 from online import RowOutcome
@@ -38,8 +38,8 @@ _LOSSES = (
     (table.DROPPED_ROWS, "intervals gave no row"),
     (table.ROWS, "rows were not learned from"),
 )
-_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ}
-"""Outcomes that are no loss."""
+_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ, RowDrop.IDLE}
+"""Outcomes and reasons that are no loss."""
 
 
 class Counts:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import tracefit
 from tests.support.vllm_scheduler import Engine, Host, Limits, Traffic
+from tests.tracefit import example_snapshot as example
 from tests.tracefit.example_snapshot import config_of, step_time_of, tree
 
 STEPS_ONLY = tree()
@@ -260,6 +261,11 @@ def test_what_a_request_costs_outside_of_the_steps_is_added_once():
     assert after == pytest.approx(1500 + 1.7 * 100)
     bar, bare = (each.ttft.high - each.ttft.us for each in (with_api, without))
     assert bar == pytest.approx(1.02 * bare + 0.5 * (900 + 0.4 * 1000) + 1.28 * 20), "of no rows, its standard error"
+    untold = tree()
+    intercept = example.feature("intercept", 1300.0, None, 1.0)
+    untold["configs"][0]["targets"]["api_queueing"] = example.target("alpha", example.model(intercept))
+    wide = config_of(untold).request(prompt_tokens=1000, output_tokens=100, concurrency=1).ttft
+    assert wide.high - wide.us == pytest.approx(1.02 * bare + 1300 + 1.28 * 20)
 
 
 work = {

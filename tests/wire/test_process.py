@@ -173,7 +173,7 @@ def test_the_demo_runs_from_start_to_final_table(tmp_path, data_dir):
     text = "\n".join(said)
     assert code == 0, text
     assert re.search(r"http://127.0.0.1:\d+/metrics", text)
-    assert re.search(r"prefill_tokens\s+5\d\d(\.\d+)? ± ", text)
+    assert re.search(r"prefill_tokens\s+5\d\d(\.\d+)? µs/token ± ", text)
     path = Path(re.search(r"snapshot: (\S+)", text)[1])
     assert path == tmp_path / "snapshot.json"
     assert as_json(path)["configs"][0]["engines"][0]["last_step"] == 1526

@@ -38,15 +38,6 @@ def test_phases_are_learned_and_not_published():
     assert told(bank).models["portable"].error.median_ape < 0.02, "the stamps take nothing from what rows say"
 
 
-def test_stalls_are_in_the_mean_factor_and_not_in_the_coefficients():
-    stream = steps(4000, 6, stalls=0.02)
-    bank = learned(stream.rows)
-    target = told(bank)
-    assert coefficients(bank) == pytest.approx(BETA, rel=0.03)
-    assert target.mean_factor == pytest.approx(stream.rows.elapsed_us.sum() / stream.truth_us.sum(), rel=0.05)
-    assert target.mean_us == pytest.approx(stream.rows.elapsed_us.mean(), rel=0.05)
-
-
 @pytest.mark.parametrize("feature", ["prefill_tokens", "decode_context_tokens", "requests"])
 def test_a_row_of_work_that_cannot_be_moves_no_coefficient(feature):
     rows = steps(3000, 6).rows
@@ -60,12 +51,6 @@ def test_statuses_say_what_the_data_say():
     features = features_of(learned(steps(2000, 7, batch=(4, 4), prefill_share=0.3).rows))
     assert features["prefill_tokens"].status == "identified"
     assert features["requests"].status == "constant"
-
-
-def test_a_cost_that_is_none_is_at_the_bound():
-    context = features_of(learned(steps(800, 9, beta=BETA * [1, 1, 0, 1], noise=0.03).rows))["decode_context_tokens"]
-    assert context.status == "at_bound" or context.coefficient < 3 * context.stderr
-    assert context.coefficient >= 0.0
 
 
 def test_errors_have_the_quantiles_of_the_rows():

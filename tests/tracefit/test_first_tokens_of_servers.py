@@ -72,7 +72,7 @@ LOADS = {
 @pytest.mark.parametrize("machine", ["llama8b-h100", "qwen30a3-h200"])
 def test_no_usable_answer_of_which_nothing_is_named_is_far_off_and_outside_of_its_band(machine, tmp_path):
     """By 15 % in ITL and E2E, or by 30 % in TTFT; steps know no API server. TTFT is not that of one size."""
-    engine, wrong = serve(machine, 120.0, 31), []
+    engine, wrong = serve(machine, SECONDS, 31), []
     configs = {source: learned(engine, machine, source, tmp_path) for source in ("steps", "spans", "pages")}
     for load, (source, config) in product(chain(*LOADS.values()), configs.items()):
         times_us, said = _seen_and_said(machine, config, load, at_client=source != "steps")

@@ -7,10 +7,8 @@ import time
 import pytest
 
 import tracefit
-from collector.decode import Export
 from tests.support.clocks import eventually
 from tests.support.paced_engine import PacedEngine
-from tests.support.pipelines import replayed
 from tests.support.sidecars import call_export, get, running_sidecar
 
 MODEL = {"vllm.model": "tiny"}
@@ -76,24 +74,3 @@ def test_the_last_speaker_does_not_own_the_coefficients_and_the_disagreement_is_
     assert float(apart.rsplit(" ", 1)[1]) == pytest.approx(3.0, rel=0.1)
     assert f"tiny: not usable: {clause}" in caplog.text
     assert "tiny: engine 'slow' takes " in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("paces", "steps", "changes", "reasons"),
-    [
-        pytest.param([(1.0, 1.05)] * 20 + [(1.5, 1.57)] * 20, 48, 1, (), id="both"),
-        pytest.param(
-            [(1.0, 1.0)] * 4 + [(1.0, 1.4)] * 4,
-            160,
-            0,
-            ("its engines disagree: engine slow takes 1.4 × as long as the others",),
-            id="one of them",
-        ),
-    ],
-)
-def test_a_change_of_all_engines_is_one_of_speed_and_that_of_one_engine_is_not(engines, paces, steps, changes, reasons):
-    payloads = [payload for factors in paces for payload in is_load_balanced(engines, factors, steps)]
-    pipeline = replayed(Export(payload, "peer", "grpc", 1) for payload in payloads)
-    snapshot = pipeline.snapshot(engines[0].unix_ns, 1)
-    assert snapshot.configs[0].targets["step_time"].drift.count == changes
-    assert tracefit.load(snapshot.to_json()).config().reasons[:1] == reasons

@@ -1,9 +1,12 @@
 """Which models are mixtures of experts, and how many experts they have, by what is told of them."""
 
+import json
+
 import pytest
 
-from collector.config import Config
+from collector.config import Config, Rule
 from collector.identity import ConfigResolver, EngineFacts, unknown_experts
+from tests.support.sheet_cases import MLA, MOE
 
 
 def facts_of(model, *, rules=(), **told):
@@ -50,3 +53,25 @@ def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     agrees = facts_of("Qwen/Qwen3-30B-A3B", num_experts=128)
     assert agrees.get("num_experts_per_tok") == 8
     assert agrees.sources()["num_experts"] == "resource"
+
+
+@pytest.mark.parametrize(
+    ("known", "is_unknown"),
+    [
+        ({"num_experts": 128}, True),
+        ({"num_experts": 128, "num_experts_per_tok": 8}, False),
+        ({"num_experts": 1}, False),
+        ({"expert_parallel": True}, True),
+        ({"expert_parallel": False}, False),
+        (MLA, False),
+        (MOE, False),
+        (MOE | {"num_local_experts": 1, "num_experts_per_tok": 1}, False),
+    ],
+    ids=["half of it", "rule", "one", "spread", "not spread", "routed", "local", "one local"],
+)
+def test_a_mixture_whose_experts_are_told_in_part_is_unknown(tmp_path, known, is_unknown):
+    if "model_type" in known:
+        (tmp_path / "config.json").write_text(json.dumps(known))
+        known = {"model_config": str(tmp_path / "config.json")}
+    facts = facts_of("acme/m", rules=[Rule(facts=known)])
+    assert bool(unknown_experts(facts.as_dict())) is is_unknown

@@ -58,15 +58,11 @@ def test_a_change_names_its_term_within_ten_minutes_of_traffic(slower, term, add
     assert after.added == pytest.approx(added, rel=0.2)
 
 
-@pytest.mark.parametrize(
-    ("machine", "by_us"),
-    [("llama8b-h100", 3000.0), ("qwen32b-h200", 10_000.0)],
-)
-def test_on_a_gpu_each_change_is_told_once_and_by_the_term_that_rose_and_fell(machine, by_us):
+def test_on_a_gpu_each_change_is_told_once_and_by_the_term_that_rose_and_fell():
     """Steps with prefill take many times as long there, so that a constant is a small share of them."""
-    engine = serve(machine, 165.0, 4, slower=lambda second, us: us + by_us * (45.0 <= second < 105.0))
+    engine = serve("llama8b-h100", 165.0, 4, slower=lambda second, us: us + 3000.0 * (45.0 <= second < 105.0))
     pipeline, told = new_pipeline(), []
-    exports = [Export(each, "x", "grpc", 1) for each in step_exports(machine, engine)]
+    exports = [Export(each, "x", "grpc", 1) for each in step_exports("llama8b-h100", engine)]
     for start in range(0, len(exports), 15):
         pipeline.process(exports[start : start + 15])
         target = pipeline.snapshot(1, 1).configs[0].targets.get(STEP)
@@ -118,7 +114,6 @@ def of_one_sidecar(slower):
     [
         (prefill_longer(1.5), "prefill_tokens", 341.0, merged),
         (prefill_longer(1.5), "prefill_tokens", 341.0, of_one_sidecar),
-        (every_step_longer(30_800.0), "intercept", 30_800.0, of_one_sidecar),
         (everything_longer(1.15), "all", 0.15, merged),
         (everything_longer(1.15), "", None, of_one_sidecar),  # ten minutes do not tell it from decode
     ],

@@ -47,16 +47,6 @@ def test_the_share_is_that_of_the_tokens_of_a_step():
     assert share == pytest.approx([8 / 128, 1 - (120 / 128) ** 2, 1 - (120 / 128) ** 100])
 
 
-def test_costs_of_a_mixture_are_found():
-    bank = Bank(PORTABLE)
-    bank.describe("c", EXPERTS)
-    bank.learn("c", STEP, steps(3000, 1))
-    features, _ = learned(bank)
-    for name, cost in TRUTH.items():
-        assert features[name].coefficient == pytest.approx(cost, rel=0.05)
-        assert features[name].status == "identified"
-
-
 @pytest.mark.parametrize("restarts", [False, True])
 def test_a_configuration_whose_experts_are_told_late_learns_its_steps_anew(restarts):
     before = Bank(PORTABLE)

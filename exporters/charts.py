@@ -133,7 +133,7 @@ def scatter(history: HistoryView | None) -> Figure | None:
     places = dict.fromkeys((round(plane.at_x(o)), round(plane.at_y(p))) for o, p in pairs)
     return Figure(
         "Predicted against observed",
-        f"last {len(pairs)} rows, before learning; predicted upwards",
+        f"last {len(pairs)} rows, before learning; predicted upwards, right on the dotted line",
         f"Predicted against observed time of {len(pairs)} steps: {near:.0%} within 10 %",
         plane,
         ticks,

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from collector.app import GRACE_S
+from collector.app import STOP_TIMEOUT_S
 from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
 from collector.ingest.forward import FLUSH_S
@@ -52,7 +52,7 @@ podMonitor: {enabled: true, labels: {release: kube-prometheus-stack}}
 config: {slo: {itl_ms: [30]}}
 """
 CHART_VALUES = list(yaml.safe_load_all(VALUES))
-STOP_S = GRACE_S + FLUSH_S + Config.drain_s + LAST_BATCH_S
+STOP_S = STOP_TIMEOUT_S + FLUSH_S + Config.drain_s + LAST_BATCH_S
 OLDEST, NEWEST = "1.29", "1.37"
 OLDEST_PLAIN = "1.25"
 

@@ -77,7 +77,7 @@ _log = logging.getLogger(__name__)
 
 
 class OffLoop(NamedTuple):
-    """A part that waits for the disk or for its thread when it starts or stops: the loop goes on meanwhile."""
+    """Wraps a part whose start and stop wait for the disk or a thread, so that the loop goes on meanwhile."""
 
     part: Durability | SnapshotWriter | Worker
 
@@ -276,7 +276,7 @@ class Sidecar:
         metrics.follow(table.SIZE_BYTES, lambda: queue.in_flight_bytes, "queue")
 
     def _otlp_port(self) -> int:
-        """Where vLLM should send to, also while the sidecar is not there yet."""
+        """Port to which vLLM should send, known even before the sidecar serves it."""
         return self.grpc_port or parse_endpoint(self.config.listen).port
 
     # --- what the probes are told -----------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ class Sidecar:
         return self.health.ready(), always | {name: text for name, text in said.items() if text}
 
     def _news(self) -> list[str]:
-        """What the verdicts on the newest snapshot say that a person should hear."""
+        """Problems in the verdicts on the newest snapshot, for readiness."""
         snapshot, now_unix_nano = self.snapshot(), self._clock.unix_nano()
         if snapshot is None:
             return []

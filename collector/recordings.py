@@ -50,7 +50,7 @@ EXPORT_BYTES_MAX: Final = 1 << 30
 SNIFF_BYTES: Final = 64
 _VARINT_BYTES_MAX, _CONTINUED = 5, 0x80
 _NUMBERS_BYTES: Final = 256
-"""What a page or a batch of KV events counts for in a turn: it holds numbers only."""
+"""Bytes that a page or a batch of KV events counts for in a batch: it holds numbers only."""
 _ROTATED: Final = re.compile(
     r"(?P<stem>.+?)(?:"
     r"-\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d\.\d{3}(?:-[a-z]+)?(?P<suffix>\.[^.]+)?"
@@ -68,7 +68,7 @@ _PARTITIONED: Final = re.compile(
 
 
 _DAMAGES: Final = (EOFError, zlib.error, gzip.BadGzipFile)
-"""What reading raises where a file is damaged."""
+"""Exceptions that reading a damaged file raises."""
 
 
 def _decompressed(raw: Any) -> io.BufferedReader:
@@ -110,7 +110,7 @@ def _read_varint(stream: io.BufferedReader) -> int:
 
 
 Item = Export | KvBatch | ScrapedPage | ForwardPass
-"""What an entry of a recording is."""
+"""Content of one entry of a recording."""
 _KINDS: Final[dict[str, type[Item]]] = {
     "exports": Export,
     "kv": KvBatch,
@@ -137,7 +137,7 @@ class Timed(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """What it counts for in a turn, or in memory."""
+        """Bytes that it counts for in a batch, or in memory."""
         return len(self.item.payload) if isinstance(self.item, Export) else _NUMBERS_BYTES
 
 
@@ -217,7 +217,7 @@ class Recording:
         return (timed.item for timed in self if isinstance(timed.item, Export))
 
     def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Item | str]:
-        """Entries, and of those that are not read why, in words."""
+        """Yield entries; of an entry that cannot be read, the reason in words."""
         if not _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]):
             return _entries(stream)
         lines = iter(lambda: stream.readline(EXPORT_BYTES_MAX), b"")  # some MB of gzip can be a line of GB
@@ -244,7 +244,7 @@ def by_kind(batch: Sequence[Timed]) -> dict[str, list[Any]]:
 
 
 def in_batches(timed: Iterable[Timed], bytes_max: int) -> Iterator[list[Timed]]:
-    """What belongs to one turn of the pipeline: as much as fits, one item at least."""
+    """Batches for the pipeline of at most this size, with one item at least."""
     batch: list[Timed] = []
     size_bytes = 0
     for item in timed:
@@ -269,7 +269,7 @@ _UPDATE_ITEMS = 64
 
 
 def merged_with_progress(recordings: Sequence[Recording]) -> Iterator[Timed]:
-    """The same, and how far that is on the way."""
+    """As :func:`merged`, with a progress bar."""
     with progress("read", sum(recording.size_bytes for recording in recordings)) as bar:
         for number, timed in enumerate(merged(recordings)):
             yield timed
@@ -318,7 +318,7 @@ def check_targets(*targets: Path | None, read: Iterable[Path] = ()) -> None:
 
 
 def source_of(name: str) -> str:
-    """The name of what a file, or an object, is a recording of."""
+    """Name of the source that a file, or an object, is a recording of."""
     partitioned = _PARTITIONED.fullmatch(name)
     if partitioned:
         return f"{partitioned['above']}/{partitioned['stem']}"

@@ -30,16 +30,16 @@ from .schema import PROFILES, Config, Rule, is_endpoint
 
 ENV_PREFIX: Final = "TRACEFIT_"
 ENV_FILE: Final = "TRACEFIT_CONFIG"
-"""Is no key: the path of the configuration file."""
+"""The path of the configuration file; not a key."""
 ENV_ON_ERROR: Final = "TRACEFIT_ON_ERROR"
-"""Is no key, since a wrong file cannot tell it: ``degrade`` to start with the defaults."""
+"""``degrade`` starts with the defaults if the configuration is wrong. Not a key: the file may be what is wrong."""
 _KEPT: Final = ("TRACEFIT_DIRECTORY", "TRACEFIT_PAGES")
-"""Variables that hold beside the defaults: a pod may write nowhere else, and is probed there."""
+"""Variables that still apply when degraded: a pod may write nowhere else, and is probed there."""
 _PASSED_ON: Final = ("TRACEFIT_FORWARD", "TRACEFIT_FORWARD_HEADERS_FILE", "TRACEFIT_CA_FILE")
-"""These too, where they can be used: traces reach the backend that they are meant for, whatever fails here."""
+"""Variables that also apply when degraded, if valid: traces must reach their backend, whatever fails here."""
 
 FILE_BYTES_MAX: Final = 16 << 20
-"""Of a file that is named; a device has no end."""
+"""Largest file that is read; a device has no end."""
 _SERVICE_LINK: Final = re.compile(
     r"TRACEFIT_(\w+_)?(SERVICE_HOST=[\da-fA-F.:]+|SERVICE_HOST=None|SERVICE_PORT(_\w+)?=\d+|PORT(_\d+_\w+)?=\w+://.*"
     r"|PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*)"

@@ -50,9 +50,9 @@ DiscoverUrl = Annotated[
     str, Meta(pattern=rf"^{_OWNER}https?://[^\s/?#]+/?$", max_length=512, title="[instance=]http(s)://host:port")
 ]
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-"""YAML knows .nan and .inf; of no key are they a value."""
+"""A finite number: no key takes YAML's .nan and .inf."""
 Whole = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-"""YAML's integers have no end; those of a checkpoint have."""
+"""An integer of 64 bits, as a checkpoint holds them; YAML's integers have no bound."""
 
 
 class Endpoint(NamedTuple):
@@ -78,7 +78,7 @@ def parse_endpoint(text: str) -> Endpoint:
 
 
 class Owned(NamedTuple):
-    """An address to listen to or to ask, and the engines whose it is: an instance, or a pattern of instances."""
+    """An address to listen to or to ask, and its engines: an instance, or a pattern of instances."""
 
     address: str
     instance: str = ""

@@ -25,7 +25,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 _Rank = Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
 _Name = Annotated[str, msgspec.Meta(max_length=NAME_LENGTH_MAX)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0.0, le=3600.0)]
-"""No pass takes an hour."""
+"""Seconds of one pass, which never takes an hour."""
 LINE_SIGNATURE: Final = b'"scheduled_requests"'
 """A recorded line holds this key; no line of another kind does."""
 
@@ -60,7 +60,7 @@ class _Observed(msgspec.Struct, gc=False):
 
 
 class _Line(msgspec.Struct, gc=False):
-    """Of Dynamo's traces."""
+    """One line of Dynamo's traces."""
 
     event: _Observed
 
@@ -116,7 +116,7 @@ _TRACE_MARK: Final = b'"fpm"'
 def read_record(
     body: bytes, unix_ns: int, times: str = "host", instance: str = "", source: str = ""
 ) -> ForwardPass | Skip:
-    """The body of one ZMQ message.
+    """Read the body of one ZMQ message.
 
     Args:
         body: the record.
@@ -129,7 +129,7 @@ def read_record(
 
 
 def read_line(line: bytes, recording: str) -> ForwardPass | Skip:
-    """One line of a file; where it does not say when it was observed, its reader gives it a place in event time."""
+    """Read one line of a file; if it has no time of observation, the reader of the file gives it one."""
     return _read(_TRACE_JSON if _TRACE_MARK in line else _JSON, line, recording=recording)
 
 

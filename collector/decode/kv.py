@@ -25,7 +25,7 @@ from .vocabulary import MISSING
 GPU: Final = "GPU"
 _RANKS_MAX: Final = 1 << 16
 EVENTS_MAX: Final = 16_384
-"""Of a batch, and blocks of an event. Both are of one step: one of 65,536 tokens in blocks of 16 stores 4,096."""
+"""Most events of a batch, and most blocks of an event. A step of 65,536 tokens in blocks of 16 stores 4,096 blocks."""
 
 
 class Move(enum.IntEnum):
@@ -37,7 +37,7 @@ class Move(enum.IntEnum):
 
 
 class BlockMove(NamedTuple):
-    """What moved: in which step, MISSING where unnamed, and whether it counts in blocks of the tiers below the GPU."""
+    """One kind of move: its step, MISSING where unnamed, and whether it counts blocks of the tiers below the GPU."""
 
     move: Move
     step: int = MISSING
@@ -45,7 +45,7 @@ class BlockMove(NamedTuple):
 
 
 class KvBatch(msgspec.Struct, gc=False):
-    """What one batch said, counted: at most one batch a step, stamped at the end of the step.
+    """Counts of one batch of events; an engine sends at most one a step, stamped at the step's end.
 
     ``source`` names the publisher (endpoint or file); ``instance`` its engine, where the endpoint's address tells it.
     ``moves`` has how many blocks moved; of the GPU's blocks, those of the first cache group are evicted.
@@ -90,7 +90,7 @@ OF_NO_USE: Final = frozenset(
         *("RemoteTransferInitiated", "RemoteTransferCompleted", "CacheEviction"),
     }
 )
-"""Known: the cache was reset, or what another event counts is said again: a transfer that began, blocks removed.
+"""Events that need no counting: a reset of the cache, and events that repeat what another one counts.
 
 A commitment is stamped a step before its transfer (§7.4).
 """
@@ -165,7 +165,7 @@ LINE_SIGNATURE: Final = b'"payload_b64"'
 
 
 def read_line(line: bytes, source: str) -> KvBatch | Skip:
-    """One recorded message; what else the line holds (a decoded copy, say) is skipped over unread."""
+    """Read one recorded message; other keys of the line, such as a decoded copy, are skipped."""
     try:
         record = _LINE.decode(line)
     except _BAD:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _LINE_SIGNATURES = (b'"unix_ns"', b'"page"')
 _KEYS_BYTES = 1024
-"""The page is the last and longest key."""
+"""Bytes of a line that are searched for its keys: the page is the last and longest value."""
 
 
 class ScrapedPage(msgspec.Struct, frozen=True):
@@ -75,12 +75,12 @@ def read_page_line(line: bytes, recording: str) -> ScrapedPage | PageProblem:
 
 
 class Meaning(enum.IntEnum):
-    """What a number of the page says; counters since the server started, unless they are named after a gauge."""
+    """Meaning of a number on the page: a counter since the server's start, unless marked as a gauge."""
 
     STEPS = 0
     """Engine steps that gave output."""
     STEP_TOKENS = 1
-    """Tokens computed in them; a prompt in chunks is credited whole with its last one, or each chunk as it runs."""
+    """Tokens computed in those steps; a prompt in chunks counts whole with its last chunk, or chunk by chunk."""
     GENERATED_TOKENS = 2
     PROMPT_TOKENS = 3
     FIRST_TOKENS = 4
@@ -126,7 +126,7 @@ class Meaning(enum.IntEnum):
 
 
 ESTIMATES = frozenset({Meaning.FLOPS, Meaning.MEMORY_BYTES})
-"""Of an engine with --enable-mfu-metrics; they do not count by one, and are soon larger than what does."""
+"""Estimates of an engine with --enable-mfu-metrics; they may exceed ``VALUE_MAX``."""
 
 
 class Flavour(enum.StrEnum):
@@ -206,11 +206,11 @@ SERIES = _table()
 """Name on the page -> what it means."""
 
 CACHE_INFO = b"vllm:cache_config_info"
-"""Carries facts in its labels."""
+"""Family whose labels carry facts."""
 _READ = frozenset((*SERIES, CACHE_INFO))
 
 _SPECULATION = b"\nvllm:spec_decode_num_drafts", b"\nsglang:spec_verify_calls_total"
-"""Begin lines of servers that decode speculatively, and of no other."""
+"""Prefixes of lines that only servers with speculative decoding write."""
 
 BOUND_LABEL = "le"
 """Upper bound of a histogram's bucket, which counts all that is below."""
@@ -219,7 +219,7 @@ ENGINE_LABEL = "engine"
 """Which data-parallel rank a series of vLLM is of; series that differ in other labels add up."""
 
 COPY_LABEL = "tp_rank"
-"""Ranks of one engine that all tell the same: the first one is heard."""
+"""Label of ranks that all report the same numbers; only the first rank is read."""
 
 _COUNTED = {Meaning.STEPS, Meaning.ITL_COUNT, Meaning.ITL_SECONDS, Meaning.PROMPT_TOKENS, Meaning.FIRST_TOKENS}
 _NEEDED = {
@@ -235,7 +235,7 @@ ENGINES_MAX = 64
 SERIES_MAX = 16_384
 """Needed series on one page: 64 ranks have some 5,000."""
 SERIES_BYTES_MAX = 2 * 2**20
-"""And their bytes: 64 ranks have 0.6 MB; the densest labels take half a microsecond a byte."""
+"""Bytes of these series: 64 ranks have 0.6 MB; the densest labels take half a microsecond a byte."""
 VALUE_MAX = 2.0**53
 """Beyond it a counter no longer counts by one."""
 _ESTIMATE_MAX = 1e30
@@ -282,13 +282,13 @@ def parse_page(page: bytes) -> tuple[EngineReading, ...] | PageProblem:
 
 
 def facts_in(page: bytes) -> dict[str, int | bool]:
-    """Facts of the first engine on a page, whatever it lacks."""
+    """Facts of the first engine on a page, which may lack families that rows need."""
     engines = _engines_on(page)
     return {} if isinstance(engines, PullOutcome) else engines[0].facts
 
 
 def _samples(page: bytes) -> list[Sample] | PullOutcome:
-    """Those of the families that mean something."""
+    """Samples of the known families."""
     # a replay of spans does not need it, and it takes 10 ms
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
@@ -345,7 +345,7 @@ class _Engine:
         self._histograms: dict[tuple[Meaning, frozenset[tuple[str, str]]], dict[float, float]] = {}
 
     def add(self, labels: Labels, every: tuple[Series, ...], value: float) -> None:
-        """Take a number of a family for all that it means; the last thing that is done with its labels."""
+        """Add a sample of a family to every meaning that the family has."""
         bound = labels.pop(BOUND_LABEL, None)
         for _, meaning, mode in every:
             if not labels.get("mode", "").startswith(mode):
@@ -363,7 +363,7 @@ class _Engine:
         return tuple(f"{self._flavour.value}:{FAMILIES[self._flavour][meaning]}" for meaning in lacking)
 
     def reading(self) -> EngineReading | None:
-        """All of it; None where a number is none."""
+        """The reading of this engine; None where a value is not a number."""
         for (meaning, _), buckets in self._histograms.items():
             self._values[meaning] += _squares(buckets)
         if any(map(math.isnan, self._values.values())):
@@ -394,7 +394,7 @@ def _bound(text: str) -> float:
 
 
 def _cache_facts(labels: Labels, engines: int) -> dict[str, int | bool]:
-    """Facts of one engine: vLLM tells each of them the blocks of all ``engines`` of the page together."""
+    """Facts of one engine; vLLM gives each engine the blocks of all ``engines`` on the page together."""
     out: dict[str, int | bool] = {}
     for name, shared_by in (("block_size", 1), ("num_gpu_blocks", engines)):
         text = labels.get(name, "")

@@ -83,8 +83,8 @@ class ApiSpan(msgspec.Struct, frozen=True, gc=False):
 class RequestSpan(msgspec.Struct, frozen=True, gc=False):
     """One finished request, as its engine's API server tells it (gen_ai.latency.*).
 
-    ``cached_tokens`` of the prompt were in the prefix cache, MISSING where that is not told. ``decode_s`` is from first
-    to last token, else to the end. Other latencies that were not sent are NaN.
+    ``cached_tokens`` of the prompt were in the prefix cache, MISSING where the span does not say. ``decode_s`` is from
+    first to last token, else to the end. Other latencies that were not sent are NaN.
     """
 
     span_id: bytes
@@ -102,7 +102,7 @@ class RequestSpan(msgspec.Struct, frozen=True, gc=False):
 
 
 class Telemetry(msgspec.Struct):
-    """What one resource of one export said.
+    """Telemetry of one resource of one export.
 
     ``instance`` is the emitting process, ``host`` where it runs (empty if unsaid), ``peer`` the
     address it came from.
@@ -120,8 +120,8 @@ class Telemetry(msgspec.Struct):
     recording: str = ""
     """The file that it is from, in a replay."""
     arrived_unix_ns: int = 0
-    """When the (last) export came in, by the receiver's clock; 0 where nobody knows, as in a replay."""
+    """Arrival of the (last) export by the receiver's clock; 0 if unknown, as in a replay."""
     latest_unix_ns: int = words.UNIX_MAX
-    """Until when it may have happened."""
+    """Latest time that its events may bear."""
     too_new_unix_ns: int = 0
-    """Newest time that was left out because it lies ahead of the arrival; 0: none."""
+    """Newest time that was rejected because it lies ahead of the arrival; 0: none."""

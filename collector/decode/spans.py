@@ -45,7 +45,7 @@ _AT_ONCE: Final = 1024
 def read_columns(
     events: Sequence[Any], fields: Mapping[str, words.Field], dtype: np.dtype[np.void]
 ) -> tuple[NDArray[np.void], NDArray[np.object_]]:
-    """What events tell by a table, a row each, and what becomes of each: accepted, or why not."""
+    """Read events by a table into one row each; also return the outcome of each, accepted or a reason."""
     attributes = [event.attributes for event in events]
     # to ask such a map for what it has not puts that into it
     sent = [each[key].int_value if key in each else MISSING for each in attributes for key in fields]
@@ -188,12 +188,12 @@ AcceptSpan = Callable[[str, bytes, int], Skip | None]
 
 
 def latest_unix_ns(arrived_unix_ns: int) -> int:
-    """Until when what came in then may have happened; 0: nobody knows when it came in."""
+    """Latest time that events of an export may bear, by its arrival; 0: its arrival is unknown."""
     return min(arrived_unix_ns + words.AHEAD_MAX_NS, words.UNIX_MAX) if arrived_unix_ns else words.UNIX_MAX
 
 
 def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: Counts) -> list[Telemetry]:
-    """What each resource of each export says, in order; what cannot be used is counted.
+    """Telemetry of each resource of each export, in order; unusable spans and events are counted.
 
     Times far ahead of an export's arrival are out of range.
     """
@@ -209,9 +209,9 @@ def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: C
 
 
 class _Reader:
-    """Reads exports. Resources of one that say the same of themselves are one, as in the batches of a Collector.
+    """Reads exports. Equal resources of one export are merged, as in the batches of a Collector.
 
-    Events become columns together, whosever they are: a call of numpy costs more than what it does for an event.
+    Events of all resources become columns together, because a call of numpy costs more than its work for one event.
     """
 
     def __init__(self, accept_span: AcceptSpan, counts: Counts) -> None:
@@ -303,7 +303,7 @@ class _Reader:
             raise RejectedError(reason)
 
     def _read_events(self, name: str) -> None:
-        """Make columns of what waits; no longer does it."""
+        """Turn the waiting events of this name into columns."""
         events, owners = self._events[name]
         if name == words.SUMMARY_EVENT:
             places, own = np.unique(owners, return_inverse=True)
@@ -320,7 +320,7 @@ class _Reader:
 
 
 def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tuple[StepColumns, NDArray[np.object_]]:
-    """Steps, and what becomes of each; one that lies ahead although its span does not is left out."""
+    """Read steps, and the outcome of each; a step ahead of the arrival is out of range even if its span is not."""
     steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
     steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
     attributes = [event.attributes for event in events]
@@ -348,7 +348,7 @@ def _check_time(telemetry: Telemetry, unix_ns: int) -> None:
 
 
 def _resource(attributes: Any, export: Export) -> Telemetry:
-    """What a resource says of itself; facts are strings of bounded length.
+    """Empty telemetry of a resource, with its facts as strings of bounded length.
 
     The role of a server is in the name of its service, unless a fact names it.
     """

@@ -31,7 +31,7 @@ TRACE_ID_BYTES: Final = 16
 ID_MAX: Final = 1 << 53
 TIME_MAX: Final = 1 << 62
 COUNT_MAX: Final = (1 << 30) - 1
-"""Two of them add up to an int32."""
+"""Largest count; two of them add up to an int32."""
 SPAN_SLACK_S: Final = 1.0
 """The last token may not be later than the end of its span by more: that ends when the token was handed out."""
 UNIX_MIN: Final = 946_684_800 * 10**9  # 2000-01-01: a wall clock before it was never set
@@ -134,7 +134,7 @@ TOKEN_FIELDS: Final = {
 SAMPLES: Final = "gen_ai.request.n"
 MODEL: Final = "gen_ai.response.model"
 MODELS: Final = dict.fromkeys((MODEL, "gen_ai.request.model"))
-"""The better one first."""
+"""Attributes that name a model, the better one first."""
 REQUEST_ATTRIBUTES: Final = LATENCY_FIELDS.keys() | TOKEN_FIELDS.keys() | MODELS.keys()
 FINISH: Final = "finish.status"
 

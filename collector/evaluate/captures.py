@@ -108,7 +108,7 @@ def load(path: Path, entries: Sequence[Timed], config: Config, learn_until: floa
 
 
 def _requests(entries: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:
-    """Those of the engines whose journey is known from beginning to end."""
+    """Requests of these engines whose journey is known from beginning to end."""
     exports = [timed.item for timed in entries if isinstance(timed.item, Export)]
     telemetry = [*decode_exports(exports, SpanWindow(config.engines_max).accept, Counts())]
     found = _journeys(telemetry, instances, joiner)

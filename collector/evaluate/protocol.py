@@ -58,7 +58,7 @@ def time_in_rows(rows: RowBlock, us: Floats, requests: NDArray[Any]) -> tuple[Fl
 
 
 def covered(rows: RowBlock, requests: NDArray[Any]) -> NDArray[Any]:
-    """Those of the requests whose time is in the rows."""
+    """Mask of the requests whose time the rows cover."""
     ran_us = (requests["finished_ns"] - requests["scheduled_ns"]) / 1e3
     whole: Mask = time_in_rows(rows, rows.elapsed_us, requests)[1] >= COVER_MIN * ran_us
     return np.extract(whole & (ran_us > 0.0), requests)

@@ -43,7 +43,7 @@ def ape(prediction_us: Floats, elapsed_us: Floats) -> Floats:
 
 
 def mean(errors: Floats | list[float]) -> float | None:
-    """None of none."""
+    """Mean; None of no values."""
     return float(np.mean(errors)) if len(errors) else None
 
 
@@ -87,7 +87,7 @@ class Fit:
 
 
 def design(features: FeatureSet, rows: RowBlock) -> tuple[Design, Ints]:
-    """Rows as the learner takes them, and their numbers; those with an unknown column are left out."""
+    """The design of rows, and the indices of its rows; rows with an unknown column are left out."""
     known = np.isfinite(features.evaluate(rows)).all(axis=1) & np.isfinite(rows.elapsed_us) & (rows.elapsed_us > 0.0)
     return Design.of(features, rows.take(known)), np.flatnonzero(known)
 
@@ -101,7 +101,7 @@ def learn(features: FeatureSet, rows: RowBlock, prior: Prior | None = None) -> R
 
 
 def plain_name(system: str) -> str:
-    """Without what its prediction is multiplied by."""
+    """Name of a system without the factor that multiplies its prediction."""
     return system.removesuffix(SHAPE_SUFFIX).removesuffix(TREE_SUFFIX)
 
 

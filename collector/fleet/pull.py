@@ -81,12 +81,12 @@ def merge_files(
 
 
 _TELEMETRY = "merged"
-"""A state does not say what its rows were made from."""
+"""Quality of telemetry of merged states, which do not record it."""
 _STEP_TIME = "step_time"
 
 
 def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
-    """Every configuration of a bank of merged states."""
+    """Snapshot of every configuration in a bank of merged states."""
     configs = []
     for each in sorted(bank.configs()):
         targets = bank.targets(each)
@@ -109,7 +109,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
 
 
 class Examined(NamedTuple):
-    """A state that can be read: what is said of it once it is added, and what decides whether and when it is."""
+    """A readable state: its report once it is merged, and the keys by which it is chosen and ordered."""
 
     source: FleetSource
     path: Path
@@ -119,7 +119,7 @@ class Examined(NamedTuple):
 
 
 def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
-    """What is in a state; why it cannot be used."""
+    """Read a state, or say why it cannot be used."""
     bank = Bank(config)
     try:
         data = path.read_bytes()
@@ -169,7 +169,7 @@ CONFIGS_MAX = 10_000
 
 @contextlib.contextmanager
 def working_directory(path: Path) -> Iterator[Path]:
-    """An empty directory, for the while; what a process that was killed left in it goes."""
+    """Make an empty directory for the block, without what a killed process left there."""
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     try:
@@ -179,7 +179,7 @@ def working_directory(path: Path) -> Iterator[Path]:
 
 
 class Pulled(NamedTuple):
-    """What a round came to."""
+    """Result of a round."""
 
     sources: list[FleetSource]
     snapshot: Snapshot | None = None
@@ -220,7 +220,7 @@ class Puller:
         (self.out / STATES_NAME).mkdir(parents=True, exist_ok=True)
 
     def stop(self) -> None:
-        """Let another process in."""
+        """Release the directory for another process."""
         self._directory.release()
 
     def pull(self) -> Pulled:

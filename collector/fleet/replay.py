@@ -34,7 +34,7 @@ TRIES: Final = 3
 TASKS: Final = 256
 """How many tasks cut the files, at most; a file is never divided."""
 BUCKETS: Final = 64
-"""Groups of engines, by name: tasks that can learn at the same time."""
+"""Groups of engines by name; each group is learned by its own task."""
 SHARED: Final = BUCKETS
 """The bucket of what may belong to any engine."""
 BATCH_BYTES: Final = 64 << 20
@@ -52,14 +52,14 @@ class EngineKey(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What an engine says; ``ids`` are those of API spans, or of the parents of requests."""
+    """One item of an engine; ``ids`` are those of its API spans, or of the parents of its requests."""
 
     timed: Timed
     ids: frozenset[bytes] = frozenset()
 
 
 Batch = dict[EngineKey, list[Entry]]
-"""What the engines of a bucket say in some files, in their order."""
+"""Entries of a bucket's engines from some files, in their order."""
 
 
 class EngineState(NamedTuple):
@@ -100,7 +100,7 @@ def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: 
 
 
 def cut(files: Sequence[str]) -> Iterator[Any]:
-    """Batches of one bucket at a time; at last the bucket of each, and what was to be said."""
+    """Yield batches of one bucket each; at last the bucket of each batch, and the warnings."""
     buckets: list[int] = []
     warnings: list[str] = []
     gathered: dict[int, Batch] = {}
@@ -146,7 +146,7 @@ def _bucket_of(instance: str) -> int:
 
 
 def learn_bucket(config: Config, own_batches: int, *batches: Batch) -> list[EngineState]:
-    """Every engine of a bucket, one after the other, each as a replay of its telemetry alone.
+    """Learn the engines of a bucket one after the other, each as a replay of its telemetry alone.
 
     The first ``own_batches`` are of the bucket, the others of what may belong to any engine.
     """

@@ -112,7 +112,7 @@ class FleetService:
         return max(self._interval_s - took_s, 0.0)
 
     def _tell(self, pulled: Pulled) -> None:
-        """What came of a round where that is another than of the last one, in one line: lines alike are held back."""
+        """Log the result of a round in one line, if it differs from that of the last round."""
         lines = [*complaints(pulled), pulled.problem]
         if lines != self._said:
             level = logging.WARNING if any(lines) else logging.INFO

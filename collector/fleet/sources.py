@@ -6,8 +6,8 @@ A state is bounded in bytes and time:
     dns+http://tracefit.llm.svc:9464  every address behind a name: the pods of a headless Service
     states/  a/state.bin              a directory and all below it (*.bin), or one file
 
-A source that cannot be looked at is a place of its own, which is then said and counted as unreachable. Recordings are
-files, or objects of a store that fsspec, an extra, knows: ``s3://bucket/prefix``.
+A source that cannot be listed becomes one place, which is reported and counted as unreachable. Recordings are files, or
+objects of a store that fsspec, an extra, knows: ``s3://bucket/prefix``.
 
 A body goes straight into its file, so that memory does not grow with the fleet. Redirects are not followed and no
 proxy of the environment is asked: a sidecar is in the cluster, and its token is for it alone.
@@ -44,7 +44,7 @@ class StateSource(NamedTuple):
 
 
 Place = StateSource | FleetSource
-"""Where a state is; or, of a source that cannot be looked at, what is said of it."""
+"""Where a state is; or the report on a source that cannot be listed."""
 
 
 def find_targets(sources: Sequence[str], resolve: Resolve = addresses_of) -> list[Place]:
@@ -79,7 +79,7 @@ async def fetch_states(
     token: Callable[[], str | None],
     done: Callable[[int], None],
 ) -> list[Path | FleetSource]:
-    """Where each state lies now in an empty directory, or why there is none; ``CONNECTIONS`` at a time.
+    """Bring states into an empty directory, ``CONNECTIONS`` at a time; return the file of each, or why there is none.
 
     ``token`` is what sidecars are asked with (empty sends none), and ``done`` is told of each place that was asked.
     """
@@ -104,7 +104,7 @@ async def fetch_states(
 async def _fetch(
     client: HttpClient, place: StateSource, file: Path, token: Callable[[], str | None]
 ) -> tuple[PullOutcome, str] | None:
-    """Bring a state here; why it is not taken."""
+    """Bring one state here; return the reason if that fails."""
     try:
         if place.page is None:
             shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile

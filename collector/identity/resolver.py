@@ -81,7 +81,7 @@ HARDWARE: tuple[str, ...] = (
 _TEXT_CHARS_MAX = 256
 
 _NUMBER_END = 1 << 63
-"""A state file holds 64 bits; no knob and no data sheet has a number like that."""
+"""Numeric facts are below this: a state file holds 64 bits, and no knob or data sheet needs more."""
 
 _RESOURCE_NAMES = {"hw.gpu.name": "gpu", "vllm.version": "vllm_version"}
 
@@ -104,7 +104,7 @@ class FactSource(enum.IntEnum):
 
 
 _FROM_THE_SERVER = (FactSource.RESOURCE, FactSource.DISCOVERY)
-"""What a server says of itself changes with the server; what others say of it is corrected."""
+"""Sources that are the server itself. Their facts change with the server, others are only corrected."""
 _SPELLED_ONCE = ("vllm_version", "tensor_parallel_size")
 """Facts that a resource and discovery spell alike; a model and a GPU may have several names."""
 
@@ -119,7 +119,7 @@ class EngineFacts:
         self.version = 0
         """Grows with every change."""
         self.applied: tuple[object, ...] = ()
-        """What :class:`ConfigResolver` taught last, which it need not do again."""
+        """Input of the last :meth:`ConfigResolver.apply`, which an equal one need not repeat."""
 
     def learn(self, facts: Mapping[str, Fact], source: FactSource) -> bool:
         """Take what is new, newer or from a stronger source; returns whether anything changed."""
@@ -141,7 +141,7 @@ class EngineFacts:
         return dict(self._facts)
 
     def is_another_server(self, other: SourcedFacts) -> bool:
-        """Whether this one says otherwise of itself than the other did, rather than being known better."""
+        """Whether the server's own facts contradict the other's, rather than add to them."""
         return any(
             name in IDENTITY and known[1] != value and (known[0] is source or name in _SPELLED_ONCE)
             for name, (source, value) in other.items()
@@ -274,14 +274,14 @@ def read_json(path: Path) -> Any:
 
 
 _DISCOVERED_MAX = 1024
-"""Answers that are kept; the oldest server's goes first."""
+"""Servers whose answers are kept; beyond it the oldest is dropped."""
 
 _FP8 = frozenset({"fp8", "fbgemm_fp8", "fp8_e4m3"})
 _NOT_QUANTIZED = frozenset({"", "none", "auto"})
 
 
 class ConfigResolver:
-    """Tells engines what they did not say; one instance for all of them."""
+    """Adds facts of rules, files and discovery to those that engines sent; one instance serves all engines."""
 
     def __init__(self, config: Config | None = None) -> None:
         config = config or Config()
@@ -293,12 +293,12 @@ class ConfigResolver:
         self._discovered: tuple[tuple[str, Mapping[str, Fact]], ...] = ()
 
     def discovered(self, pattern: str, facts: Mapping[str, Fact]) -> None:
-        """What a server said about the engines whose instance matches; from the thread of the loop."""
+        """Keep what a server said about the engines whose instance matches; called in the loop."""
         others = tuple(item for item in self._discovered if item[0] != pattern)
         self._discovered = (*others, (pattern, dict(facts)))[-_DISCOVERED_MAX:]
 
     def apply(self, facts: EngineFacts, attributes: Mapping[str, str], instance: str, recording: str) -> bool:
-        """Teach an engine's facts all that is known of it; returns whether anything changed."""
+        """Apply all known facts to those of an engine; returns whether anything changed."""
         if facts.applied == (attributes, self._discovered, facts.version):
             return False
         before = facts.version
@@ -322,7 +322,7 @@ class ConfigResolver:
 
 
 def _apply_name(facts: EngineFacts) -> None:
-    """A public name tells the experts of a mixture, unless a file tells another model, or another count is known."""
+    """Learn a mixture's experts by its public name, unless a file or another known count says otherwise."""
     model = facts.get("model_root") or facts.get("model")
     told = experts_by_name(model) if isinstance(model, str) and facts.get("hidden_size") is None else {}
     if told and facts.get("num_experts") in (None, told["num_experts"]):
@@ -340,7 +340,7 @@ def compute_dtype(facts: EngineFacts) -> str:
 
 
 def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]:
-    """The server's ``--dtype`` says more than the file, and so does its quantization where the file says none."""
+    """The file's architecture with the server's ``--dtype``, and with its quantization where the file has none."""
     out = dict(arch)
     width = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}.get(str(facts.get("dtype")))
     if width is not None:

@@ -21,11 +21,11 @@ RECEIVE_WAIT_S: Final = 2.0
 RECEIVE_TIMEOUT_S: Final = 10.0
 """How long the bytes of a call may take to come: the deadline of an SDK's exporter."""
 STALLED_S: Final = 1.0
-"""The same while others wait for their turn: who announces much and sends nothing keeps nobody out."""
+"""The same while others wait: a connection that announces much and sends nothing keeps nobody out."""
 STALLED_MIN_S: Final = 0.05
-"""The least of it, however many wait: what has come already has to be taken out of the library's hands."""
+"""Lower bound of that, however many wait: bytes that have come must still be read from the library."""
 WASTED_HALF_LIFE_S: Final = 5.0
-"""For how long it counts what a connection has reserved for messages that did not come: the pause of an exporter."""
+"""Half-life of the bytes that a connection has reserved and not sent: the pause of an exporter."""
 
 
 class BudgetExceededError(Exception):
@@ -33,7 +33,7 @@ class BudgetExceededError(Exception):
 
 
 class Receiving:
-    """One message of at most ``size_bytes``, which waits or was let in at ``since_s``; ``time`` is what it has left."""
+    """One message of at most ``size_bytes``; it waits, or is received, since ``since_s``. ``time`` is its timeout."""
 
     def __init__(self, connection: str, size_bytes: int) -> None:
         self.connection = connection
@@ -86,7 +86,7 @@ class ReceiveBudget:
             raise
 
     def shrink(self, one: Receiving, size_bytes: int) -> None:
-        """It has come, and needs no more than that."""
+        """Reduce a reservation to the size of the message, which has come."""
         self._left += one.size_bytes - size_bytes
         one.size_bytes, one.is_received = size_bytes, True
         self._admit()

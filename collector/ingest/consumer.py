@@ -23,7 +23,7 @@ from .status import Answer, answer
 _log = logging.getLogger(__name__)
 
 _NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
-"""Nothing is wrong with an export that is refused for these, and it is in memory already."""
+"""Outcomes of a valid export that only lacks room; it is in memory and can still be forwarded."""
 
 
 class ExportConsumer:
@@ -62,7 +62,7 @@ class ExportConsumer:
         self._looked_at_bytes = 0
 
     def _refuses(self) -> Answer | None:
-        """Why nothing is taken at this moment, whatever it is."""
+        """Why no export is accepted at this moment, or None."""
         return answer(Outcome.MEMORY) if self._memory.is_short() else None
 
     def count_call(self, transport: Transport, outcome: Outcome) -> None:
@@ -70,7 +70,7 @@ class ExportConsumer:
         self._metrics.add(table.REQUESTS, 1, transport, outcome)
 
     def lets_in(self, authorization: str | None) -> bool:
-        """Whether who sends this ``Authorization`` may send."""
+        """Whether this ``Authorization`` allows sending."""
         return self._tokens is None or self._tokens.accepts(authorization)
 
     @property
@@ -86,7 +86,7 @@ class ExportConsumer:
         size_bytes: int,
         read: Callable[[Receiving], Awaitable[bytes | Answer]],
     ) -> Answer | None:
-        """Read a message as soon as there is room for it, and take it in (None), or say why not.
+        """Read a message as soon as there is room for it, and enqueue it; returns None, or the refusal.
 
         Args:
             signal: what it tells.
@@ -118,7 +118,7 @@ class ExportConsumer:
         return refused
 
     async def _take(self, signal: Signal, payload: bytes, peer: str, transport: Transport) -> Answer | None:
-        """Take in what was read (None), or say why not; what is no trace is not learned from, and passed on."""
+        """Enqueue a message that was read; returns None, or the refusal. Metrics and logs are only forwarded."""
         spans, outcome, refused = 0, Outcome.FAILED, None
         if signal is Signal.TRACES:
             is_small = len(payload) <= SMALL_BYTES
@@ -143,7 +143,7 @@ class ExportConsumer:
         return refused
 
     async def _read_ends(self, payload: bytes) -> list[int] | Outcome:
-        """Read the ends of its spans in a thread, which may take a second.
+        """Read the ends of its spans in a thread, since that may take a second.
 
         One at a time, since several would only keep the loop waiting. Large ones wait as far as they are not more than
         two of the largest size: they hold the room of others meanwhile.

@@ -66,7 +66,7 @@ def read_version(body: bytes) -> Facts:
 
 
 def _read(body: bytes, kind: type[T]) -> T | None:
-    """An answer in JSON; None where it is something else."""
+    """Parse an answer as JSON; None if it is none."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -74,16 +74,16 @@ def _read(body: bytes, kind: type[T]) -> T | None:
 
 
 Questions = Mapping[str, Callable[[bytes], Facts]]
-"""Path, and who reads the answer."""
+"""Paths, and the readers of their answers."""
 BESIDE_PAGES: Final[Questions] = {"/v1/models": read_models, "/version": read_version}
-"""What a server whose page is read has not told there."""
+"""Questions to a server whose page is scraped, which answers the other one."""
 QUESTIONS: Final[Questions] = {**BESIDE_PAGES, "/metrics": facts_in}
 
 
 async def request_facts(
     client: HttpClient, url: str, questions: Questions, count: Callable[[PullOutcome], None], token: str = ""
 ) -> Facts:
-    """Ask one server who it is: what it answers, of which nothing is left where it answers nothing."""
+    """Ask one server for its facts; the result is empty if it answers nothing."""
     answers: dict[str, str | int | bool] = {}
     for path, read in questions.items():
         body = BytesIO()

@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 NAME: Final = "forward"
 """In health and in the log."""
 QUEUE_BYTES: Final = 16 << 20
-"""What may wait: at 100 kB/s of an engine's spans, nearly three minutes."""
+"""Bytes that may wait: at 100 kB/s of an engine's spans, nearly three minutes."""
 WAITING_BYTES: Final = 256
-"""What an export costs that waits, beside its payload."""
+"""Bytes of a waiting export beside its payload."""
 CALL_S: Final = 10.0
-"""An SDK's exporter gives a call as long."""
+"""Timeout of a call, that of an SDK's exporter."""
 PAUSE_S: Final = 1.0
 PAUSE_MAX_S: Final = 30.0
 RETRY_AFTER_MIN_S: Final = 0.1
-"""A backend that asks to be called again sooner is called then."""
+"""Shortest pause that a backend can ask for."""
 GIVE_UP_S: Final = 300.0
 BEHIND_S: Final = 0.01
-"""Between receiver and backend: whoever waits for an acknowledgement has it first."""
+"""Delay between receiver and backend, so that a waiting client gets its acknowledgement first."""
 FLUSH_S: Final = 2.0
 """How long a stop sends what is left."""
 METHODS: Final = {
@@ -236,7 +236,7 @@ class Forwarder:
             pause_s = min(2.0 * pause_s, PAUSE_MAX_S)
 
     def _logged_payload(self, seq: int) -> bytes | None:
-        """What the log has under a number; None if that had to make room.
+        """Payload of a log entry; None if the entry was dropped for room.
 
         Numbers grow from call to call, so it is read on from where it was, and anew where that is too far or too early.
         """
@@ -248,7 +248,7 @@ class Forwarder:
         return None
 
     def _tell(self, failure: _Failure | None) -> None:
-        """Say once that the backend does not take telemetry now, or never will, and once that it does again."""
+        """Log once that the backend takes no telemetry now, or never will, and once that it does again."""
         told = failure and failure.may_repeat
         if failure is not None and told is not self._told:
             _log.warning("%s does not take telemetry: %s", self._config.forward, failure.text)

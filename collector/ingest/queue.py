@@ -119,7 +119,7 @@ class ExportQueue:
         return None
 
     def close(self) -> None:
-        """Nobody enters any more, and those who wait are told; what is inside can still be taken."""
+        """Refuse all new exports and those that wait for room; queued ones can still be taken."""
         with self._work:
             self._closed = True
             self._tell_waiting()
@@ -146,19 +146,19 @@ class ExportQueue:
             return taken
 
     def done(self, batch: QueueBatch) -> None:
-        """The worker is through with a batch: its bytes make room."""
+        """Free the bytes of a batch that the worker has processed."""
         with self._work:
             self._address_bytes -= batch.address_bytes  # of who holds none, nothing is kept
             self._tell_waiting()
 
     def queue_age_ns(self) -> int:
-        """How long the oldest export has been in here; 0 where there is none."""
+        """Age of the oldest queued export; 0 if there is none."""
         with self._work:
             return self._clock.monotonic_ns() - self._items[0][1] if self._items else 0
 
     @property
     def exhausted(self) -> bool:
-        """Closed and empty: the worker may go home."""
+        """Whether the queue is closed and empty, so that the worker ends."""
         with self._work:
             return self._closed and not self._items
 
@@ -186,5 +186,5 @@ class ExportQueue:
 
 
 def _address(export: Export) -> str:
-    """Whence it came, without the port, which every connection has of its own."""
+    """Address of the sender without its port, which differs per connection."""
     return export.peer.rpartition(":")[0]

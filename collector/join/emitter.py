@@ -1,4 +1,4 @@
-"""What engines, API processes and scraped pages have in common: one configuration learns from what each emits."""
+"""What engines, API processes and scraped pages have in common: a configuration learns from each of them."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ class Scheduling(enum.StrEnum):
 
 
 class Liveness(enum.IntEnum):
-    """Whether more is expected of an emitter."""
+    """Whether more telemetry is expected of an emitter."""
 
     LIVE = 0
     IDLE = 1
-    """Nothing has come for so long that nobody waits for it: what was told is used as it is. It may go on."""
+    """Nothing has come for ``idle_timeout_s``, so what it sent is used as it is. It may go on."""
     OVER = 2
-    """Nothing more will come, or is believed to."""
+    """Nothing more is expected to come."""
 
 
 class Waiting(NamedTuple):
-    """What has given no rows yet.
+    """Telemetry that has given no rows yet.
 
     ``needed_unix_ns``: event time from which on telemetry is needed for the rows to come; infinite where none is.
     """
@@ -66,12 +66,12 @@ class Emitter(abc.ABC):
         counts: what is counted of it; those of a joiner all count in one place.
         config_id: the configuration that learns from it; empty while it has none of its own.
         server: whom a page or passes are of.
-        machine: where it runs, empty if unknown; None while nothing was heard of it since a restart of ours.
+        machine: where it runs, empty if unknown; None while nothing has come since this process started.
         begun_unix_ns: its first event, 0 if it was there before.
         newest_unix_ns: its newest event, where one process makes an emitter.
         last_seen_unix_ns: when its last telemetry arrived, by the clock here; 0 while that is not known.
         liveness: whether more is expected of it.
-        is_changed: something was heard of it since its rows were last asked for.
+        is_changed: telemetry came since its rows were last taken.
         times_steps: whether it tells how long steps take, and not only for how long the GPU was busy.
         duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
@@ -91,13 +91,13 @@ class Emitter(abc.ABC):
 
     @property
     def key(self) -> Key:
-        """Under which it is held."""
+        """Key under which the joiner holds it."""
         return self.recording, self.instance
 
     def record(self, arrived_unix_ns: int, telemetry: Telemetry | None) -> None:
         """Note when something of it came, by the clock here (0: nobody knows), and who sent it.
 
-        Of one that no checkpoint had, its first telemetry tells when it began.
+        The first telemetry of an emitter without a checkpoint sets when it began.
         """
         self.last_seen_unix_ns = arrived_unix_ns or self.last_seen_unix_ns
         self.liveness, self.is_changed = Liveness.LIVE, True
@@ -106,13 +106,13 @@ class Emitter(abc.ABC):
             self.begun_unix_ns = 0 if self.config_id else newest_unix_ns(telemetry)
 
     def count(self, reason: RowDrop | JoinEvent, number: int = 1) -> None:
-        """So many rows were dropped, or so often something happened."""
+        """Count dropped rows, or other events."""
         family = table.DROPPED_ROWS if isinstance(reason, RowDrop) else table.JOIN_EVENTS
         self.counts[family, reason] += number
 
     @property
     def event_unix_ns(self) -> int:
-        """Newest event heard of."""
+        """Wall clock time of its newest event."""
         return self.newest_unix_ns
 
     @property
@@ -122,7 +122,7 @@ class Emitter(abc.ABC):
 
     @property
     def is_never_late(self) -> bool:
-        """Whether its events bear the time at which they came, so that those up to now are here."""
+        """Whether its events bear their time of arrival, so that none can be late."""
         return False
 
     @property
@@ -145,36 +145,36 @@ class Emitter(abc.ABC):
 
     @property
     def waiting(self) -> Waiting:
-        """What it has told that has given no rows yet."""
+        """Its telemetry that has given no rows yet."""
         return Waiting()
 
     @property
     def span_share(self) -> float | None:
-        """Which share of what it could tell it sends; None while that is not known."""
+        """Share of its requests that send a span; None while unknown."""
         return 1.0
 
     @property
     def step_share(self) -> float:
-        """Share of its steps that arrive; 1 where that looks like all of them, or it sends none."""
+        """Share of its steps that arrive; 1 where all seem to, and where it sends none."""
         return 1.0
 
     @property
     def missing_reason(self) -> str:
-        """Why a part of it may be missing although that shows nowhere; empty where nothing speaks for it."""
+        """Why requests may be missing although no number shows it; empty without such a reason."""
         return ""
 
     @property
     def identity(self) -> dict[str, Fact]:
-        """What makes its configuration."""
+        """The facts that make its configuration."""
         one = self.duplicate_of or self
         return one.facts.identity(one.instance, one.recording)
 
     def is_same_server(self, other: Emitter) -> bool:
-        """Whether their servers say nothing else of themselves: model, GPU, version, limits."""
+        """Whether their servers agree in what they say of themselves: model, GPU, version, limits."""
         return other.recording == self.recording and not other.facts.is_another_server(self.facts.sourced_facts())
 
     def is_replaced_by(self, successor: Emitter, late_ns: int) -> bool:
-        """Whether its server came back as this one; ``late_ns``: how late a span may come after its end."""
+        """Whether its server was started again as this one; ``late_ns``: how late a span may come after its end."""
         if not self.machine or self.machine != successor.machine or self.recording or not successor.begun_unix_ns:
             return False
         ended_ns, models = self.event_unix_ns, {self.facts.get("model"), successor.facts.get("model")}
@@ -183,7 +183,7 @@ class Emitter(abc.ABC):
 
 
 def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
-    """What the emitters of one configuration know together; what one of them hides is hidden."""
+    """Facts of all emitters of one configuration; if one emitter hides prefix hits, the result does."""
     facts: dict[str, Fact] = {}
     for emitter in sorted(emitters, key=lambda each: each.facts.get(HIDES_HITS) is True):
         facts |= emitter.facts.as_dict() | emitter.identity
@@ -191,22 +191,22 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
 
 
 def quality_of(emitters: Iterable[Emitter]) -> Quality:
-    """By what the steps of one configuration are known."""
+    """Quality of the telemetry from which a configuration's steps are known."""
     return min((emitter.quality for emitter in emitters if emitter.times_steps), default=Quality.FPM)
 
 
 def config_id_of(emitter: Emitter) -> str:
-    """The configuration that should learn from it, by what is known of it now."""
+    """Id of the configuration that should learn from it, by its facts so far."""
     return config_id(emitter.identity)
 
 
 def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -> dict[str, str]:
-    """By configuration none of whose emitters is left: what the server sends now.
+    """By configuration without a living emitter: the configuration that its server sends now.
 
-    A server that is started again under another ``service.instance.id`` is a new emitter, and nobody says that the old
-    one ended. It did if another one of its model began to send on the same machine (``host.name``; or, where nobody
-    says it, this one) after the old one's last event, and has gone on for longer than spans may be late. As soon as the
-    old one sends again, both are alive; those not heard of since a restart of ours are alive, too.
+    A server that is started again under another ``service.instance.id`` is a new emitter, and no telemetry ends the old
+    one. The old one has ended if an emitter of its model began to send on the same machine after the old one's last
+    event, and has gone on for longer than spans may be late. The machine is ``host.name``, or this one where no name
+    was sent. If the old one sends again, both are alive. Emitters silent since this process started count as alive.
     """
     replaced, named = {}, [(successor, name) for name, successors in by_config.items() for successor in successors]
     newest_unix_ns = max((successor.event_unix_ns for successor, _ in named), default=0)
@@ -221,7 +221,7 @@ def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -
 
 
 def newest_unix_ns(telemetry: Telemetry) -> int:
-    """The newest event of an emitter in it; 0 without any."""
+    """Time of the newest event in it; 0 without any."""
     ends = [int(telemetry.steps["unix_ns"].max())] if len(telemetry.steps) else []
     ends += [span.end_unix_ns for span in telemetry.core]
     ends += [span.end_unix_ns for span in telemetry.requests]

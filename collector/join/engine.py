@@ -5,8 +5,8 @@ process begins beside the one before: a restart, or another sender who claims th
 lasted for ``allowed_lateness_s`` of its own time, so that late spans of the one before still find it, or nothing more
 comes. It is given up as soon as the one before it goes on in its time.
 
-Two emitters on one engine (an instrumented vLLM with the producer plugin) are told by their stamps; the steps are
-learned from the one that tells more.
+Two emitters on one engine (an instrumented vLLM with the producer plugin) are recognized by equal stamps. The steps are
+learned from the richer one.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Engine(Emitter):
         self.steps_seen = self._steps_compared = 0
 
     def start_again(self) -> None:
-        """The server came back as another one: the facts are known, and no step."""
+        """Start over with no steps, but with the known facts: the server came back as another one."""
         self.count(JoinEvent.ENGINE_RESTART)
         self.liveness = Liveness.LIVE
         self._begin()
@@ -67,12 +67,12 @@ class Engine(Emitter):
 
     @property
     def processes(self) -> list[EngineProcess]:
-        """What it is, and what may come after it."""
+        """Its process, and the one that may follow it."""
         return [*filter(None, (self.process, self._claimed))]
 
     @property
     def event_unix_ns(self) -> int:
-        """Newest event heard of."""
+        """Wall clock time of its newest event."""
         return self.process.event_unix_ns
 
     @property
@@ -92,7 +92,7 @@ class Engine(Emitter):
 
     @property
     def waiting(self) -> Waiting:
-        """What has given no rows yet, of all its processes."""
+        """Telemetry of all its processes that has given no rows yet."""
         steps, requests, needed_unix_ns = zip(*(process.waiting for process in self.processes), strict=True)
         return Waiting(sum(steps), sum(requests), min(needed_unix_ns))
 
@@ -102,7 +102,7 @@ class Engine(Emitter):
         return EngineSnapshot(instance=self.instance, scheduling=scheduling, last_step=last_step)
 
     def is_same_as(self, other: Engine) -> bool:
-        """Whether both tell of one engine: they agree on when enough steps began, and nearly all that both tell."""
+        """Whether both are of one engine: enough steps, and nearly all common ones, began at the same times."""
         first, second = self.process.window, other.process.window
         low, stop = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
         if stop - low < _SAME_STEPS_MIN:
@@ -113,20 +113,20 @@ class Engine(Emitter):
         return bool(np.count_nonzero(agreed) >= max(_SAME_STEPS_MIN, _SAME_SHARE_MIN * np.count_nonzero(both)))
 
     def is_due_to_compare(self) -> bool:
-        """Whether to look for a double: each time it has told twice as much, until its first rows leave."""
+        """Whether to look for a duplicate: each time its steps have doubled, until its first rows leave."""
         due = not self.process.warm_up.over and self.steps_seen >= max(1, 2 * self._steps_compared)
         self._steps_compared = self.steps_seen if due else self._steps_compared
         return due
 
     def become_duplicate_of(self, other: Engine) -> None:
-        """Give no rows of the steps that both tell of; the other emitter gets what is known here."""
+        """Stop making rows of steps, which ``other`` tells too; ``other`` gets the facts known here."""
         for name, (source, value) in self.facts.sourced_facts().items():
             other.facts.learn({name: value}, source)
         other.is_changed = self.is_changed = True
         self.duplicate_of = other
 
     def read_kv_from(self, publisher: KvTimeline | None) -> None:
-        """Its steps have the KV events of this publisher from now on, and what is older than they can be is dropped."""
+        """Take KV events for its steps from this publisher, without events older than its steps."""
         for process in self.processes:
             process.kv = publisher
         if publisher is not None:
@@ -156,7 +156,7 @@ class Engine(Emitter):
         return [request for request in requests if request is not None]
 
     def _process_of(self, unix_ns: int, step: int) -> EngineProcess:
-        """The process in which step ids and wall clock grow together; a new one beside it where there is none."""
+        """The process whose step ids and wall clock these continue, else a new one beside it."""
         claimed, goes_on = self._claimed, self._goes_on(self.process, unix_ns, step)
         if claimed is not None:
             is_older = unix_ns < claimed.first_unix_ns and (goes_on or step >= claimed.window.newest_step)
@@ -184,13 +184,13 @@ class Engine(Emitter):
         return not (process.has_summaries and (too_fast or ahead > self._settings.steps_max))
 
     def _accept(self, claimed: EngineProcess) -> None:
-        """It is what the engine has become: the rows of what it was are final."""
+        """Make the claimed process the engine's; the rows of the former one are final."""
         self._rows += self.process.advance(Liveness.OVER)
         self.process, self._claimed = claimed, None
         self.count(JoinEvent.ENGINE_RESTART)
 
     def _give_up(self, claimed: EngineProcess) -> None:
-        """The process before it goes on: what claimed to come after it was somebody else's."""
+        """Drop the claimed process: the former one goes on, so the claim was another sender's."""
         steps = int(np.count_nonzero(claimed.window.rebuilt["seen"][: claimed.window.size]))
         self.count(JoinEvent.ENGINE_CONFLICT, steps)
         self.count(JoinEvent.OPEN_REQUESTS_EVICTED, len(claimed.requests))

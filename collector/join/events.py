@@ -1,4 +1,4 @@
-"""What draining the join says to whoever learns; and the rows of several engines of a configuration in one order.
+"""Events of the join for the learner, and one order for the rows of several engines of a configuration.
 
 Events are taken in this order, and each is complete in itself:
 
@@ -38,7 +38,7 @@ Watermarks = dict[Target, int]
 
 
 class ConfigKeyChanged(NamedTuple):
-    """The same engines, better known: what was learned as ``old`` goes on as ``new``."""
+    """The identity of the same engines is better known: the state of ``old`` moves to ``new``."""
 
     old: str
     new: str
@@ -72,7 +72,7 @@ Event = ConfigKeyChanged | ConfigUpdated | Rows | ConfigReplaced
 
 
 class Pending(NamedTuple):
-    """What emitters hold together; all of it is emitted at ``until_unix_ns`` if nothing comes any more.
+    """Total that emitters hold; all of it is emitted by ``until_unix_ns`` if nothing more comes.
 
     ``emitters`` is how many hold something. The time is by the clock here, 0 where no clock was told yet.
     """
@@ -85,7 +85,7 @@ class Pending(NamedTuple):
 
 
 def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
-    """Until when (wall clock ns) the rows of a configuration's emitters are all here; None where none can be late.
+    """Wall clock time (ns) up to which all rows of a configuration's emitters have come; None where none can be late.
 
     An engine whose newest event is older than the others' by ``join_timeout_s`` is not waited for.
     """
@@ -102,7 +102,7 @@ def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
 
 
 class RowQueue:
-    """Rows that wait for those of their configuration's other emitters, each of whom gives them in order of end.
+    """Merges rows of a configuration's emitters by event time; each emitter adds its rows in order of end.
 
     Attributes:
         watermarks: until when the rows of each emitter have left, by instance.
@@ -115,7 +115,7 @@ class RowQueue:
         self._by_config: dict[str, list[tuple[Target, str, RowBlock]]] = {}
 
     def add(self, config_id: str, emitter: Emitter, rows: Iterable[TargetRows]) -> None:
-        """Take rows of one emitter; those that left before a restart are counted, those of no configuration go."""
+        """Add rows of one emitter; count those emitted before a restart, and drop those without a configuration."""
         marks = self._restored.get(emitter.instance, {})
         for target, block in rows:
             learned = int(block.end_ns.searchsorted(marks[target], side="right")) if target in marks else 0
@@ -125,11 +125,11 @@ class RowQueue:
                 self._by_config.setdefault(config_id, []).append(held)
 
     def rename(self, old: str, new: str) -> None:
-        """A configuration is known better, and is this one."""
+        """Move the waiting rows of a configuration that was renamed."""
         self._by_config.setdefault(new, []).extend(self._by_config.pop(old, ()))
 
     def by_emitter(self) -> Counter[int]:
-        """How many of each emitter wait, by its number."""
+        """Number of waiting rows by emitter number."""
         held: Counter[int] = Counter()
         for _, _, block in self._blocks():
             held[int(block.engine[0])] += len(block)
@@ -137,7 +137,7 @@ class RowQueue:
 
     @property
     def needed_unix_ns(self) -> float:
-        """When the first of these rows began; infinite while there is none."""
+        """Start of the first waiting row; infinite without one."""
         begins = (int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for _, _, block in self._blocks())
         return min(begins, default=math.inf)
 
@@ -145,7 +145,7 @@ class RowQueue:
         return chain.from_iterable(self._by_config.values())
 
     def take(self, emitters: Iterable[Emitter]) -> list[Rows]:
-        """Rows up to the watermark, by configuration; all of one of whose emitters nothing more is expected."""
+        """Rows up to the watermark, by configuration; all rows where no emitter is expected to send more."""
         awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
         for emitter in emitters:
             if not emitter.liveness:
@@ -158,7 +158,7 @@ class RowQueue:
         return out
 
     def _take(self, config_id: str, until_unix_ns: int | None) -> Iterator[Rows]:
-        """Rows of a configuration that end until then (None: all), in order."""
+        """Rows of a configuration that end by then (None: all), in order."""
         due: defaultdict[Target, list[tuple[str, RowBlock]]] = defaultdict(list)
         later = []
         for target, instance, block in self._by_config.pop(config_id):

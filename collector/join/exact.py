@@ -27,7 +27,7 @@ from online import Mask
 
 
 def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
-    """How many of these steps, from the first on, are final, so that nothing of them can come: up to the watermark."""
+    """How many of these steps, from the first on, are final: those up to the watermark."""
     old = np.flatnonzero(cells["seen"] & (steps["unix_ns"] <= watermark_unix_ns))
     return int(old[-1]) + 1 if len(old) else 0
 
@@ -53,7 +53,7 @@ def done_stamps(steps: Cells, cells: Cells) -> Stamps:
 
 
 def _resumed(steps: Cells, before: Cells) -> Mask:
-    """Steps that find nothing left of the step before them, so that the engine may have been idle."""
+    """Mask of steps before which the engine may have been idle: nothing of the step before was left to do."""
     tokens = steps["prefill_tokens"].astype(np.int64)
     prompts_begin = (steps["attention_pairs"] > 0) & (2 * steps["attention_pairs"] <= tokens * (tokens + 1))
     nobody_left = (before["running"] <= steps["finished"]) | (before["prefill_requests"] == 0) | prompts_begin
@@ -61,9 +61,9 @@ def _resumed(steps: Cells, before: Cells) -> Mask:
 
 
 def overlaps(steps: Cells, cells: Cells) -> tuple[int, int]:
-    """How many pairs of steps tell how an engine schedules, and in how many the second began before the first was done.
+    """Count pairs of steps that show how an engine schedules, and those whose second step overlaps the first.
 
-    Pairs next to an idle moment tell nothing.
+    Pairs beside an idle moment show nothing.
     """
     behind = cells["seen"][:-1] & cells["seen"][1:] & (steps["scheduled_tokens"][:-1] > 0)
     behind &= (steps["scheduled_tokens"][1:] > 0) & (steps["ts_done_ns"][:-1] > 0)

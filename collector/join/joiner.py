@@ -1,4 +1,4 @@
-"""Telemetry becomes rows: the emitters that are held, which API span belongs to which request, who learns from what.
+"""Telemetry in, rows out: it holds the emitters, pairs API spans with requests, and assigns emitters to configurations.
 
 ``add`` and ``add_page`` find the emitter of what came and hand it over; ``drain`` asks those that were heard of, and
 those that have become idle, for the rows that are final, and lets the rows of each configuration out in order.
@@ -67,7 +67,7 @@ class Joiner:
         self._described: dict[str, tuple[object, ...]] = {}
         """Of each configuration: the best telemetry that it sends, and the version of each emitter's facts."""
         self._renamed: list[ConfigKeyChanged] = []
-        self._succeeded: list[ConfigReplaced] = []
+        self._replaced: list[ConfigReplaced] = []
         self.rows = RowQueue(settings)
         self._counts = Counts()
 
@@ -94,7 +94,7 @@ class Joiner:
     def _emitter_for(
         self, kind: type[E], key: Key, arrived_unix_ns: int, telemetry: Telemetry | None = None
     ) -> E | None:
-        """The emitter of which something came, which is new perhaps; None where there is no place for it.
+        """The emitter of some telemetry, created if it is new; None if there is no place for it.
 
         Args:
             kind: what it is.
@@ -122,7 +122,7 @@ class Joiner:
         return held[key]
 
     def _evict(self, gone: Emitter) -> None:
-        """Let an emitter go, and its doubles; what they held is learned."""
+        """Remove an emitter and its duplicates; the rows that they hold are still emitted."""
         gone.count(JoinEvent.ENGINE_EVICTED)
         held = self._kinds[type(gone)]
         for emitter in [one for one in held.values() if gone in (one, one.duplicate_of)]:
@@ -134,14 +134,14 @@ class Joiner:
         before = engine.facts.sourced_facts()
         changed = self.resolver.apply(engine.facts, telemetry.facts, engine.instance, engine.recording)
         if changed and engine.facts.is_another_server(before):
-            self._succeed(engine)
+            self._replace_config(engine)
         for request in engine.add(telemetry):
             self.api_spans.match(engine, request)
         if engine.duplicate_of is None and engine.is_due_to_compare():
-            self._find_double(engine)
+            self._find_duplicate(engine)
 
-    def _find_double(self, engine: Engine) -> None:
-        """Learn the steps from the emitter that tells more, where another one tells of the same engine."""
+    def _find_duplicate(self, engine: Engine) -> None:
+        """Find another emitter of the same engine, and learn steps from the richer of the two."""
         for other in self.engines.values():
             if other is engine or other.recording != engine.recording or other.duplicate_of:
                 continue
@@ -151,8 +151,8 @@ class Joiner:
                 poorer.count(JoinEvent.DUPLICATE_EMITTER)
                 return
 
-    def _succeed(self, engine: Engine) -> None:
-        """The server came back as another configuration: what it was ends with its rows, and is the new one's prior."""
+    def _replace_config(self, engine: Engine) -> None:
+        """End the engine's configuration with its last rows, and start another from it: the server has changed."""
         old, new = engine.config_id, config_id_of(engine)
         if not old or old == new:
             return
@@ -160,10 +160,10 @@ class Joiner:
         self.rows.add(old, engine, engine.advance())
         engine.start_again()
         engine.config_id = new
-        self._succeeded.append(ConfigReplaced(old, new))
+        self._replaced.append(ConfigReplaced(old, new))
 
     def add_passes(self, passes: Iterable[ForwardPass]) -> None:
-        """Add what engines told of forward passes."""
+        """Add records of forward passes."""
         for (recording, instance, source), group in groupby(passes, attrgetter("recording", "instance", "source")):
             told, key, held = [*group], (recording, instance), self.pass_engines
             if key in held and held[key].server != source:  # two publishers under one name are two engines
@@ -215,12 +215,12 @@ class Joiner:
             self._advance_page(page)
         described = self._describe()
         rows = self.rows.take(self.emitters)
-        events: list[Event] = [*self._renamed, *described, *rows, *self._succeeded]
-        self._renamed, self._succeeded = [], []
+        events: list[Event] = [*self._renamed, *described, *rows, *self._replaced]
+        self._renamed, self._replaced = [], []
         return events
 
     def _find_idle(self, now_unix_ns: int) -> None:
-        """Who is waited for; of one that nothing was heard of yet, the time runs from now on."""
+        """Mark idle emitters; the time of an emitter without telemetry yet runs from now on."""
         refused_ns = now_unix_ns - self._settings.timeout_ns
         self._refused = {key: at_ns for key, at_ns in self._refused.items() if at_ns >= refused_ns}
         for emitter in self.emitters:
@@ -232,7 +232,7 @@ class Joiner:
             emitter.is_changed |= emitter.liveness is not before
 
     def _advance(self, emitter: Emitter) -> None:
-        """Hold its rows under its configuration; a fact learned later renames that, and what was learned stays."""
+        """Queue its rows under its configuration; a fact learned later renames that, and its state stays."""
         before, now = emitter.config_id, config_id_of(emitter)
         emitter.config_id = now
         if before not in ("", now) and all(one.config_id != before for one in self.emitters):
@@ -243,7 +243,7 @@ class Joiner:
     def _advance_api_process(self, process: ApiProcess) -> None:
         """Request spans belong to the only configuration of engines that may be their server, else to their process.
 
-        Of a process whose spans are not known to be whole, the server's page tells more, where there is one.
+        Where its spans may be sampled, the server's page is richer, if there is one.
         """
         engines: list[Engine | PassEngine] = [*self.engines.values(), *self.pass_engines.values()]
         beside = [engine for engine in engines if engine.times_steps and process.is_same_server(engine)]
@@ -259,21 +259,21 @@ class Joiner:
             self.rows.add(configs[0], process, process.beside_engines(rows, len(configs)))
 
     def _advance_page(self, page: PageEngine) -> None:
-        """Where others tell more of the same engine's steps, its page gives facts."""
+        """Queue the rows of a page; where a richer source sends the same steps, only give it the page's facts."""
         self.pages.compare(page, self.api_processes.values())
         whole = [process for process in self.api_processes.values() if process.is_whole]
         told = self.pages.preferred_sources(page, [*self.engines.values(), *self.pass_engines.values(), *whole])
         known = page.facts.as_dict()
-        for sender in told:
-            sender.is_changed |= sender.facts.learn(known, FactSource.DISCOVERY)
-        if richer := [sender for sender in told if sender.times_steps]:
+        for source in told:
+            source.is_changed |= source.facts.learn(known, FactSource.DISCOVERY)
+        if richer := [source for source in told if source.times_steps]:
             page.defer_to(richer)
             page.config_id = ""
         else:
             self._advance(page)
 
     def _describe(self) -> list[ConfigUpdated]:
-        """Configurations of which something else is known than before."""
+        """Events for configurations of which something has changed."""
         before, self._described, described = self._described, {}, []
         for config_id, own in sorted(self.emitters_by_config().items()):
             quality = quality_of(own)
@@ -286,7 +286,7 @@ class Joiner:
 
     @property
     def emitters(self) -> list[Emitter]:
-        """Everybody who is held; of several under one name, the one that tells most comes first."""
+        """All emitters; of several with one name the richest comes first."""
         return [emitter for held in self._kinds.values() for emitter in held.values()]
 
     @property
@@ -295,7 +295,7 @@ class Joiner:
         return sum(each.span_share is not None and not each.is_whole for each in self.api_processes.values())
 
     def counts_requests_of(self, config_id: str) -> bool:
-        """Whether it is known how many requests each of those has whose spans this configuration is learned from."""
+        """Whether the number of requests is known for each process whose spans this configuration learns from."""
         return all(not each.missing_reason for each in self.api_processes.values() if each.config_id in ("", config_id))
 
     def engine_of(self, instance: str, recording: str) -> Emitter | None:
@@ -312,7 +312,7 @@ class Joiner:
         return grouped
 
     def pending(self) -> Pending:
-        """What has not become rows or has not been emitted, and until when at the latest."""
+        """Telemetry and rows not emitted yet, and by when they will be at the latest."""
         rows, held, until_unix_ns = self.rows.by_emitter(), [], 0
         for emitter in self.emitters:
             waiting = emitter.waiting

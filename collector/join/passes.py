@@ -33,7 +33,7 @@ _REPEATED = 64
 
 
 class PassEngine(Emitter):
-    """What an :class:`~collector.join.engine.Engine` is for steps, for forward passes; nobody keeps its records."""
+    """An engine known by its forward passes; :class:`~collector.join.engine.Engine` is one known by its steps."""
 
     quality = Quality.FPM
 
@@ -52,7 +52,7 @@ class PassEngine(Emitter):
 
     @property
     def last_step(self) -> int:
-        """Its count of records."""
+        """The newest number that the engine gave a record."""
         return max(self._last, 0)
 
     def add(self, passes: Iterable[ForwardPass]) -> None:

@@ -1,4 +1,4 @@
-"""One engine process, from its first step to its restart: its telemetry in step order, and the rows it gives.
+"""One engine process, from its first step to its restart: its telemetry in step order, and the rows made of it.
 
 Rows leave strictly in step order, behind what is final: a step is, when nothing that could still arrive would change
 its rows. Where summaries say all, that is when ``allowed_lateness_s`` has passed (:mod:`collector.join.exact`). Else it
@@ -50,19 +50,19 @@ from .window import StepWindow
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
 _VOTES_MIN = 8
-"""Steps that tell how an engine schedules: a stamp or two may be late."""
+"""Steps needed to decide how an engine schedules: a stamp or two may be late."""
 _STEPS_BEFORE = 2
-"""Steps behind the rows that the next row needs: they may say when it begins."""
+"""Steps kept before the next row, since they may show when it begins."""
 
 
 class EngineProcess:
-    """Steps and requests of one engine process; what it counts, and what its steps teach, is its engine's.
+    """Steps and requests of one engine process; counts and calibration belong to its engine.
 
-    Nothing is taken back: once summaries, journeys or exact context were seen, rows are made with them.
+    Once summaries, journeys or exact contexts were seen, all later rows are made with them.
 
     Attributes:
-        scheduling: as what the rows are made; asked of the steps until the first rows leave.
-        is_exact: summaries say all: with contexts, and with when each step was done, or what shows it.
+        scheduling: the mode by which rows are made; decided by the steps until the first rows leave.
+        is_exact: whether summaries suffice: they have contexts, and the time at which each step was done.
         first_summary_step: smallest step id of a summary; 0 without any.
         longest_run_ns: of the requests that ended.
         emitted_step: boundary at which the newest row ends, and the next begins; 0 before the first stamped one.
@@ -95,12 +95,12 @@ class EngineProcess:
 
     @property
     def _queue_needed_unix_ns(self) -> int:
-        """From when on requests that wait need the steps, for the queue that each met; now where none waits."""
+        """Event time from which waiting requests need the steps, for the queue that each met; now if none waits."""
         return min((request.queue_unix_ns for request in self.requests), default=self.event_unix_ns)
 
     @property
     def waiting(self) -> Waiting:
-        """Steps that have not been passed, requests, and from when on telemetry is needed for the rows to come."""
+        """Count of steps and requests that wait, and the event time from which telemetry is needed for their rows."""
         steps = self.window.newest_step + 1 - max(self.calibrated_step, self.window.base)
         needed_unix_ns = min(self.safe_unix_ns, self._queue_needed_unix_ns) or math.inf
         return Waiting(max(steps, 0), len(self.requests), needed_unix_ns)
@@ -108,7 +108,7 @@ class EngineProcess:
     # --- what it is -------------------------------------------------------------------------------------------------
 
     def _record_times(self, oldest_unix_ns: int, newest_unix_ns: int) -> None:
-        """Something happened from ``oldest_unix_ns`` to ``newest_unix_ns``."""
+        """Widen the range of event times by events from ``oldest_unix_ns`` to ``newest_unix_ns``."""
         self.event_unix_ns = max(self.event_unix_ns, newest_unix_ns)
         self.first_unix_ns = min(self.first_unix_ns or oldest_unix_ns, oldest_unix_ns)
 
@@ -122,9 +122,9 @@ class EngineProcess:
         return Quality.SAMPLED if self.calibration.step_share < 1.0 else Quality.STEPS
 
     def _decide_scheduling(self, told: int, overlapping: int, *, waited: bool) -> None:
-        """Decide it by how many steps tell it and in how many it overlaps, or by few that have ``waited``.
+        """Decide the mode by the share of steps that overlap, or by a few steps once they have ``waited``.
 
-        Where hardly a step tells it, it is what was decided, or what the configuration says.
+        Where too few steps show it, the former decision holds, else the fact of the configuration.
         """
         asynchronous, fact = 2 * overlapping > told, self.calibration.facts.get("async_scheduling")
         if told < _VOTES_MIN:
@@ -187,7 +187,7 @@ class EngineProcess:
     def advance(self, liveness: Liveness) -> list[TargetRows]:
         """Pass every final step, return the rows and drop the steps behind them.
 
-        Of an idle engine, what only more can complete is kept.
+        For an idle engine, telemetry that only more telemetry can complete is kept.
         """
         self._pass_steps(liveness)
         rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=liveness > 0)
@@ -232,7 +232,7 @@ class EngineProcess:
         return StepView(*self.window.columns(first, stop), asynchronous=self.scheduling is Scheduling.ASYNC)
 
     def _give_up_lost(self) -> None:
-        """Where step ids have jumped, what lies before the window is lost, rows and unfinished prefills alike."""
+        """Drop rows and unfinished prefills before the window, which a jump of step ids has made unreachable."""
         base = self.window.base
         self._chunks = [chunk for chunk in self._chunks if chunk.first_step >= base]
         if 0 < self.emitted_step < base:
@@ -252,7 +252,7 @@ class EngineProcess:
         return _leading(final)
 
     def _told_steps(self, view: StepView, liveness: Liveness) -> int:
-        """How many of these steps, from the first on, are used when the engine is idle; if it is over, one more.
+        """How many of these steps, from the first on, are used for an idle engine; for one that is over, one more.
 
         Those behind the newest summary are about to get theirs: the span that carries them ends when the engine goes
         on. Holes, and steps of an engine without summaries, are told by requests, of which some may still run.
@@ -270,7 +270,7 @@ class EngineProcess:
         return stop
 
     def _pass_exact(self, first: int, stop: int, liveness: Liveness) -> None:
-        """Summaries say all: pass the steps below ``stop``; rows begin at ``first``."""
+        """Pass the steps below ``stop`` by their summaries alone; rows begin at ``first``."""
         begin = max(self.calibrated_step, self.window.base)
         if stop <= begin and not liveness:
             return
@@ -284,7 +284,7 @@ class EngineProcess:
             self._add_rows(first, view, summary_features(view.steps), stamps, view.seen)
 
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
-        """Pass the steps below ``stop`` block by block: their rows leave, and what they teach comes into force."""
+        """Pass the steps below ``stop`` block by block: emit their rows, then update the calibration."""
         window, calibration, asynchronous = self.window, self.calibration, self.scheduling is Scheduling.ASYNC
         budget_tokens = calibration.facts.number("max_num_batched_tokens")
         step = max(window.base, self.calibrated_step)
@@ -318,13 +318,13 @@ class EngineProcess:
             self._add_rows(first, view, step_features(view, calibration), stamps, known)
 
     def _end_at(self, first: int, stamps: Stamps) -> bool:
-        """The newest row ends at the last of these stamps, which count from the step before ``first``; is there one?"""
+        """Set the end of the newest row to the last stamp, if any; stamps count from the step before ``first``."""
         if len(stamps.step):
             self.emitted_step, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
         return len(stamps.step) > 1
 
     def _add_rows(self, first: int, view: StepView, raw: Floats, stamps: Stamps, known: Mask) -> None:
-        """Rows between these stamps, of whose steps the ``known`` ones are told or can be trusted."""
+        """Emit rows between these stamps; ``known``: steps with a summary, or with trusted journeys."""
         dropped = drops(view, stamps, known, self._settings.row_steps_max)
         here, number, quality = stamps.covered, self._engine.number, self.quality
         steps, cells, raw = view.steps[here], view.cells[here], raw[here]
@@ -337,7 +337,7 @@ class EngineProcess:
         self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))
 
     def _learn(self, first: int, stop: int, liveness: Liveness) -> None:
-        """Steps first..stop-1, of one block, have passed: what they teach."""
+        """Calibrate by steps first..stop-1 of one block, which have passed."""
         calibration, view, self.calibrated_step = self.calibration, self._view(first, stop), stop
         self._count_passed(first, stop)
         calibration.learn(view, idle=liveness is Liveness.IDLE)
@@ -365,7 +365,7 @@ class EngineProcess:
             engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
     def _request_rows(self, liveness: Liveness) -> list[TargetRows]:
-        """Of requests whose steps have left: with their API span, or when that is not to be expected any more."""
+        """Rows of requests whose steps have left: with their API span, or once it can no longer come."""
         settings, engine = self._settings, self._engine
         grace_unix_ns = self.event_unix_ns - settings.lateness_ns
         remembered_ns = settings.timeout_ns - settings.lateness_ns
@@ -394,11 +394,11 @@ class EngineProcess:
         ]
 
     def shed_memory(self) -> None:
-        """Let go of steps whose rows have left, and of the memory that they and others took."""
+        """Drop steps whose rows have left, and free their memory."""
         if self.emitted_step:
             self.window.hold(max(self.emitted_step - _STEPS_BEFORE, self.window.base), self.window.newest_step)
 
 
 def _leading(mask: Mask) -> int:
-    """How many are true before the first that is not."""
+    """Number of true values before the first false one."""
     return len(mask) if mask.all() else int(mask.argmin())

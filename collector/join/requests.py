@@ -41,7 +41,7 @@ class PendingRequest:
 
     @property
     def queue_unix_ns(self) -> int:
-        """From when on steps may tell the queue that it met."""
+        """Event time from which steps may show the queue that it met."""
         return self.queued_unix_ns - _QUEUE_STATE_AGE_NS
 
     def __lt__(self, other: PendingRequest) -> bool:

@@ -1,4 +1,4 @@
-"""From stamped boundaries to rows: what telemetry that tells all and telemetry that has to be rebuilt have in common.
+"""From stamped boundaries to rows, for exact and for inferred telemetry.
 
 Boundary b is the moment step b starts to execute. Rows run between consecutive stamped boundaries, so that every step
 is learned once.
@@ -65,7 +65,7 @@ def raw_features(columns: Mapping[str, NDArray[Any]]) -> Floats:
 
 
 def summary_features(steps: Cells) -> Floats:
-    """Raw features as summaries tell them.
+    """Raw features of steps by their summaries.
 
     Decode tokens beyond one a request are recomputed after a preemption: prefill work.
     """
@@ -135,7 +135,7 @@ class WarmUp:
     _held: list[RowBlock] = field(default_factory=list)
 
     def pass_through(self, rows: list[RowBlock], counts: Counts, *, flush: bool) -> RowBlock:
-        """Rows free to be learned now; none while they are held. Those that are dropped are counted."""
+        """Return the rows to learn now, none during warm-up; dropped rows are counted."""
         self._held += rows
         if not self._held or not (self.over or flush or sum(map(len, self._held)) >= self.rows_min):
             return RowBlock.empty(STEP_FEATURES)

@@ -1,4 +1,4 @@
-"""Which span has been seen, and which API span belongs to which request.
+"""Deduplicates spans, and pairs API spans with requests.
 
 A retried or duplicated export changes nothing: within the window (ids newer than ``window_ns`` of event time, at most
 ``ids_max`` of them per emitter) a span id is accepted once. A span older than everything remembered cannot be told from
@@ -51,7 +51,7 @@ class SpanWindow:
         return sum(len(emitter.ids) for emitter in self._emitters.values())
 
     def accept(self, instance: str, span_id: bytes, end_unix_ns: int) -> Skip | None:
-        """None the first time a span id is seen; else why it is left out."""
+        """Accept a span id the first time (None); else return why the span is left out."""
         emitter = self._emitters.get(instance)
         if emitter is None:
             if len(self._emitters) >= self._emitters_max:

@@ -63,7 +63,7 @@ class StepWindow:
         return self.newest_step - self.base + 1
 
     def reach(self, first_step: int, last_step: int, steps_max: int, keep_from: int) -> None:
-        """Make ids first_step..last_step addressable, of the newest ``steps_max``.
+        """Extend the window to ids first_step..last_step, of which the newest ``steps_max`` are kept.
 
         Ids below the window are added only where rows have not left: from ``keep_from`` on, if that is not 0.
         """
@@ -102,8 +102,8 @@ class StepWindow:
     def add_summaries(self, steps: StepColumns) -> tuple[Ints, int, int]:
         """Place summaries by id, up to the newest that is reachable.
 
-        Returns the ids that were new; how many are of steps that were let go of; and how many tell another start of a
-        known step: another engine's, under one instance id.
+        Returns the new ids, the number of steps already dropped, and the number that contradict the start of a known
+        step, which another engine under this instance id sent.
         """
         behind = int(np.count_nonzero(steps["step_id"] < self.base))
         steps = steps[np.unique(steps["step_id"], return_index=True)[1]]
@@ -129,7 +129,7 @@ class StepWindow:
         np.add.at(self.rebuilt["snapshot_context_tokens"], index, context)
 
     def hold(self, first_step: int, last_step: int) -> None:
-        """Move to memory for these ids and some more: what is held of them stays, the rest is let go of."""
+        """Reallocate the columns for these ids and some more; ids outside are dropped."""
         size = max(last_step - first_step + 1, 0)
         kept = slice(max(first_step, self.base), min(last_step, self.newest_step) + 1)
         for name in ("steps", "rebuilt"):

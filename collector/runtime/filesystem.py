@@ -39,7 +39,7 @@ class StartError(Exception):
 
 
 def cannot_listen(endpoint: Endpoint, purpose: str, key: str, reason: str) -> StartError:
-    """For a server that does not get its port, which a key of the configuration gives."""
+    """StartError of a server that does not get its port, which a key of the configuration sets."""
     return StartError(f"cannot listen on {endpoint} for {purpose}: {reason}; set {ENV_PREFIX}{key.upper()}=HOST:PORT")
 
 
@@ -49,14 +49,14 @@ def sentence(error: Exception) -> str:
 
 
 class SystemFiles:
-    """The calls of the operating system that may fail or be slow; tests put theirs in."""
+    """System calls that may fail or be slow; tests replace them."""
 
     def open(self, path: Path) -> int:
         """Create a file for appending."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def write(self, descriptor: int, data: bytes) -> int:
-        """What the system call of this name does."""
+        """Write bytes to a descriptor; returns how many."""
         return os.write(descriptor, data)
 
     def write_all(self, descriptor: int, data: bytes) -> None:
@@ -81,7 +81,7 @@ _UNLIMITED_BYTES = 1 << 60
 
 
 class MemoryGuard(NamedTuple):
-    """Asked before each export is read, which costs 14 us."""
+    """Tells whether the process uses too much memory; a check before each export costs 14 us."""
 
     limit_bytes: int | None
     read_bytes: Callable[[], int]

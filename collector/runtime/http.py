@@ -32,7 +32,7 @@ from .loop import end_tasks, in_own_thread
 CONNECTIONS_MAX = 64
 """Of one server, open at once; the one that waits longest for its client makes room for a newcomer."""
 LINGER_S = 1.0
-"""How long the rest of a body that nobody reads is thrown away, so that the client reads why it was refused."""
+"""How long the rest of an unread body is discarded, so that the client can read the refusal."""
 HEADER_BYTES_MAX = 16 << 10
 BACKLOG = 1024
 HANDSHAKE_S = 2.5
@@ -48,7 +48,7 @@ loop again, and a flood of ``100 Continue`` or of one-byte chunks has very many.
 _log = logging.getLogger(__name__)
 _protocol_log = logging.getLogger(f"{__name__}.protocol")
 _protocol_log.setLevel(logging.CRITICAL)
-"""What clients send that is no HTTP is answered, and is no error of ours."""
+"""Bytes that are not HTTP are answered, and are not logged as an error of ours."""
 
 Handle = Callable[[web.BaseRequest], Awaitable[web.Response]]
 Respond = Callable[[str, str, Mapping[str, str]], tuple[int, str, bytes, tuple[tuple[str, str], ...]]]
@@ -77,7 +77,7 @@ class _Connection(web.RequestHandler):
         return self.request is not None and self.request.content.is_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """It has ended."""
+        """Mark the connection as ended."""
         super().connection_lost(exc)
         self.ended.set()
 
@@ -175,7 +175,7 @@ class HttpServer:
                 self._places.add(place)
 
     async def _serve(self, place: _Connection, newcomer: socket.socket) -> None:
-        """From the handshake to the end of the connection."""
+        """Serve one connection from its handshake to its end."""
         loop, timeout_s = asyncio.get_running_loop(), None if self._tls is None else HANDSHAKE_S
         try:
             await loop.connect_accepted_socket(lambda: place, newcomer, ssl=self._tls, ssl_handshake_timeout=timeout_s)
@@ -250,7 +250,7 @@ def make_page_server(endpoint: Endpoint, respond: Respond) -> HttpServer:
 
 
 class FetchError(Exception):
-    """No answer that is taken; the text says what came instead.
+    """No usable answer; the text says what came instead.
 
     Attributes:
         outcome: why: ``unreachable`` (nobody there, not in time, no TLS that is trusted, broken off), ``refused`` or

@@ -28,7 +28,7 @@ async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 async def in_own_thread(work: Callable[[], T]) -> T:
-    """Do what may hang: in a thread that ends with the process, and holds none of the loop's few threads."""
+    """Run a call that may hang in a daemon thread, so that it takes none of the loop's few threads."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # it goes on if the caller gives up
 
@@ -75,7 +75,7 @@ class Background:
 
 _SIGNALS = signal.SIGTERM, signal.SIGINT
 AGAIN_S = 0.5
-"""Signals after so long are not the first one again, which a wrapper passes on to a process that has it already."""
+"""A second signal counts only after this long: a wrapper may repeat the first one at once."""
 
 
 async def serve(make: Callable[[Callable[[], None]], Part]) -> bool:

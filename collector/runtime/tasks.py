@@ -60,25 +60,25 @@ class Health:
         self._serving = False
 
     def register(self, name: str, timeout_s: float) -> None:
-        """From now on ``name`` has to check in at least every ``timeout_s``."""
+        """Require ``name`` to check in at least every ``timeout_s``."""
         timeout_ns = int(timeout_s * 1e9)
         self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns
 
     def check_in(self, name: str, pause_s: float = 0.0) -> None:
-        """The subsystem, which is registered, is at work, and will be again after a pause."""
+        """Record that a registered subsystem works, and will again after a pause."""
         timeout_ns, _ = self._parts[name]
         self._parts[name] = timeout_ns, self._clock.monotonic_ns() + timeout_ns + int(pause_s * 1e9)
 
     def unregister(self, name: str) -> None:
-        """The subsystem ended as it should."""
+        """Remove a subsystem that ended in order."""
         del self._parts[name]
 
     def fail(self, name: str) -> None:
-        """The subsystem has died and does not come back: it is late from now on."""
+        """Mark a subsystem as dead: it is late from now on."""
         self._parts[name] = 0, -1
 
     def set_serving(self, serving: bool) -> None:
-        """The receivers are open (or not any more)."""
+        """Set whether the receivers are open."""
         self._serving = serving
 
     def late(self) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class Position(msgspec.Struct, frozen=True):
-    """Where the log stands for a checkpoint, in numbers of entries."""
+    """Position of a checkpoint in the log, as numbers of entries."""
 
     newest: Number = 0
     """The last entry that the join has seen."""
@@ -54,7 +54,7 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class UnlearnedExports:
-    """Which entry of the log is the oldest that is not learned: by batch, the newest event of each emitter in it.
+    """Finds the oldest log entry that is not learned, by the newest event of each emitter in each batch.
 
     A batch is learned when the join needs no event of it any more. Nothing waits in the join for longer than
     ``join_timeout_s`` + ``allowed_lateness_s``, so that older batches are learned whatever an idle emitter still holds.
@@ -67,13 +67,13 @@ class UnlearnedExports:
         self._arrived_unix_ns = self._now_ns = 0
 
     def begin(self, first: int, arrived_unix_ns: int) -> None:
-        """A batch is to be joined: number of its first entry, and when its last export came in."""
+        """Begin a batch with the number of its first entry and the arrival of its last export."""
         self._now_ns += min(max(arrived_unix_ns - self._arrived_unix_ns, 0), _PAUSE_MAX_NS)
         self._arrived_unix_ns = arrived_unix_ns
         self._batches.append((first, self._now_ns, {}))
 
     def record(self, telemetry: Telemetry) -> None:
-        """What one resource of the batch said."""
+        """Record the newest event of one resource of the batch."""
         # spans of the API process complete what comes with other spans
         newest_ns = max(newest_unix_ns(telemetry), telemetry.arrived_unix_ns if telemetry.api else 0)
         newest = self._batches[-1][2]
@@ -141,7 +141,7 @@ class Directory:
         self._write(f"process {os.getpid()} on {socket.gethostname()}")
 
     def release(self) -> None:
-        """Say that this process stopped in order, and let another one in."""
+        """Record an orderly stop and release the lock."""
         if self._descriptor >= 0:
             self._write("")
             self._close()
@@ -163,7 +163,7 @@ class Directory:
 
 
 class CheckpointFile:
-    """Used by the starting thread, then by the writer's."""
+    """The checkpoint's file; used by the starting thread, then by the writer's."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / NAME
@@ -201,7 +201,7 @@ class CheckpointFile:
         write_atomically(self._path, data, 0o600)
 
     def read(self) -> bytes | None:
-        """The newest one, for others to merge what it has learned; None without one; from any thread."""
+        """Read the newest checkpoint, for merges elsewhere; None without one; from any thread."""
         try:
             return self._path.read_bytes()
         except OSError:

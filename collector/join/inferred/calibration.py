@@ -1,7 +1,7 @@
-"""What the steps of an engine teach: tokens per KV block, the share of requests that send journeys, and holes.
+"""Calibration of an engine by its steps: tokens per KV block, the share of requests that send journeys, missing steps.
 
-Steps are learned one by one in order, but what they teach is in force only from the next block boundary on (step ids
-divisible by ``block_rows``), so that a row does not depend on how much telemetry came in one piece.
+Steps are learned in order, but the calibration changes only at block boundaries (step ids divisible by ``block_rows``),
+so that a row does not depend on how much telemetry came in one piece.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .steps import StepView
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 
 _DECAY = 0.8
-"""Of what a block taught, per block: some 5000 steps are remembered."""
+"""Decay of the sums per block: some 5000 steps are remembered."""
 _COMPLETE_SHARE = 0.97
 """Below this share of rebuilt requests in summaries, journeys are sampled: rebuilt counts are scaled up.
 
@@ -31,7 +31,7 @@ _REQUESTS_MIN = 32.0
 
 
 class Sums(msgspec.Struct):
-    """What steps add up to.
+    """Sums over steps.
 
     ``context_tokens`` and ``blocks`` are of the same steps, and so are ``prompt_tokens``, as journeys tell them, and
     ``computed_tokens``, which summaries tell.
@@ -49,7 +49,7 @@ class Sums(msgspec.Struct):
 
 @dataclass(slots=True)
 class EngineCalibration:
-    """What the steps of an engine teach: decayed sums over whole blocks of them, and the block under way.
+    """Calibration of an engine: decayed sums over complete blocks of steps, and the open block.
 
     Attributes:
         facts: what its configuration says.
@@ -64,10 +64,9 @@ class EngineCalibration:
     _block: Sums = field(default_factory=Sums)
 
     def learn(self, view: StepView, *, idle: bool) -> None:
-        """Take passed steps of one block.
+        """Add final steps of one block.
 
-        While the engine is ``idle``, requests may run whose journeys will come: that none are here says nothing of how
-        many are sent.
+        While the engine is ``idle``, running requests may still send their journeys, so missing ones are not counted.
         """
         block, steps, seen = self._block, view.steps, view.seen
         block.steps += len(steps)
@@ -85,7 +84,7 @@ class EngineCalibration:
         block.blocks += float((steps["kv_blocks_total"] - steps["kv_blocks_free"]) @ exact)
 
     def end_block(self) -> None:
-        """What the block taught is in force from here on; what others did is worth less."""
+        """Close the block: its sums count from here on, and those of earlier blocks decay."""
         for name in Sums.__struct_fields__:
             setattr(self.sums, name, _DECAY * getattr(self.sums, name) + getattr(self._block, name))
         self._block, self.learned = Sums(), True

@@ -1,4 +1,4 @@
-"""Journeys: laid over the steps they ran in.
+"""Projects journeys onto the steps in which their requests ran.
 
 ``scheduler.step`` of SCHEDULED, FIRST_TOKEN, PREEMPTED and FINISHED says which steps a request was part of. Between
 SCHEDULED and FIRST_TOKEN it prefills; from the step after FIRST_TOKEN on it decodes one token a step, its context
@@ -21,12 +21,12 @@ from collector.join.window import Cells, StepWindow
 NATURAL = frozenset({Finish.STOPPED, Finish.LENGTH})
 """Ends that are stamped at a step boundary; aborts are handled between steps."""
 _ONE = np.ones((), np.float32)
-"""Of a column's type: numpy takes half as long to add it as a number of Python's."""
+"""1 in a column's type, which numpy adds twice as fast as a Python number."""
 
 
 @dataclass(slots=True)
 class PrefillChunks:
-    """One prefill spread over steps first..last; ``left`` tokens are not yet given to a step."""
+    """One prefill spread over steps first..last; ``left`` of its tokens are not assigned to a step yet."""
 
     first_step: int
     last_step: int

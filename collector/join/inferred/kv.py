@@ -26,14 +26,14 @@ from online import Floats, Ints
 from .steps import StepView
 
 MOVES_MAX = 65_536
-"""Moves of blocks held of one publisher: hours of steps."""
+"""Block moves kept per publisher, which last for hours."""
 _GAPS_MAX = 1024
 _SAME_PROCESS_NS = 60_000_000_000
-"""Step ids start again with the process; an event's time tells which process it means."""
+"""Step ids start again with the process; the time of an event says which process it belongs to."""
 
 
 class KvTimeline:
-    """What one publisher told, in order of time; bounded by count and by age."""
+    """Block moves of one publisher in order of time; bounded by count and by age."""
 
     def __init__(self, lateness_ns: int) -> None:
         self._lateness_ns = lateness_ns
@@ -50,7 +50,7 @@ class KvTimeline:
         return len(self._moves)
 
     def add(self, batch: KvBatch) -> Skip | None:
-        """Take the next batch; None, or why it is left out."""
+        """Add the next batch; returns None, or why it is left out."""
         (ts_ns, seq), (before_ns, before) = place, newest = (batch.ts_unix_ns, batch.seq), self._newest
         if place <= newest:
             return Skip.DUPLICATE if place == newest else Skip.LATE
@@ -94,7 +94,7 @@ class KvTimeline:
 
 
 def schedule_starts(view: StepView) -> Ints:
-    """Wall clock at which each step began to be scheduled, never decreasing; where no stamp says it, the one before."""
+    """Wall clock start of each step's scheduling, never decreasing; a step without a stamp takes the one before."""
     steps, cells, lag = view.steps, view.cells, 2 if view.asynchronous else 1
     wall = steps["unix_ns"] - steps["ts_end_ns"] + steps["ts_start_ns"]
     ended = np.zeros(len(steps), np.int64)
@@ -114,7 +114,7 @@ class KvSources:
         self._counts = Counts()
 
     def add(self, batch: KvBatch) -> None:
-        """Add one batch; what is done with it is counted."""
+        """Add one batch and count its outcome."""
         key = batch.source, batch.rank, batch.instance
         if key not in self._publishers:
             self._publishers[key] = KvTimeline(self._settings.lateness_ns)
@@ -123,7 +123,7 @@ class KvSources:
         count_batch(self._counts, batch, self._publishers[key].add(batch))
 
     def by_engine(self, instances: Collection[str]) -> dict[str, KvTimeline]:
-        """The publisher of each of all engines, where it is known: the one that names it, else the only one."""
+        """The publisher of each engine where it is known: the one that names the engine, else the only one."""
         publishers = [(instance, timeline) for (_, _, instance), timeline in self._publishers.items()]
         unnamed = [timeline for instance, timeline in publishers if not instance]
         bound = dict.fromkeys(instances, unnamed[0]) if len(unnamed) == len(instances) == 1 else {}

@@ -110,13 +110,13 @@ _LINES_MAX = 32_768
 _BATCH_NS = 5 * 10**9
 """Requests become final in batches of this much event time: each batch sorts all that are held."""
 _LONGEST_RATIO = 2.0
-"""A request may take so many times as long as the longest one before it and still be heard of in time."""
+"""A request may take this many times as long as the longest one before it without being late."""
 
 
 class ApiProcess(Emitter):
     """An API process that sends request spans of its own (un-forked vLLM): an emitter beside engines.
 
-    Its steps are never heard of: rows come from the occupancy that its request spans rebuild.
+    It sends no steps: rows come from the occupancy that its request spans rebuild.
     """
 
     quality = Quality.REQUESTS
@@ -140,7 +140,7 @@ class ApiProcess(Emitter):
 
     @property
     def span_share(self) -> float | None:
-        """How many of its requests send a span, by its page or by their trace ids; None while that is not known."""
+        """Share of its requests that send a span, by its page or by their trace ids; None while unknown."""
         return self.counted_share if self.is_counted else self.sampling.share
 
     @property
@@ -222,7 +222,7 @@ class ApiProcess(Emitter):
     def _pass_until(self, horizon_unix_ns: int | None) -> None:
         """Make rows of the requests that ended by then (None: of all, nothing more will come).
 
-        They wait until it is known whether their spans are sampled: what one has learned is not unlearned.
+        They wait until it is known whether spans are sampled, because rows cannot be unlearned.
         """
         share = self.span_share
         if horizon_unix_ns is not None and share is None:
@@ -324,7 +324,7 @@ class ApiProcess(Emitter):
 
 
 def _met(requests: Requests, held: Requests) -> tuple[Mask, Ints, Floats]:
-    """What each of n requests met, from all that are ``held``.
+    """State of the server that each of n requests met, by all requests that are ``held``.
 
     Returns whether no other was in the engine or on its way when it arrived; how many others ran then, 0 where anyone
     waited for a first token until it was scheduled, shapes (n,); and (waiting, running, kv_usage_ratio, queued_tokens)

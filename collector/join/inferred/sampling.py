@@ -31,7 +31,7 @@ WHOLE = 0.95
 NEARLY_WHOLE = 0.98
 """Below it they are weak; the ends of a hundred requests that a page counted may cost two of them."""
 _CHANCE = 1e-12
-"""Of calling whole spans sampled, with every span that comes."""
+"""Chance, with each span, that complete spans are called sampled."""
 _TRACES_MIN, _TRACES_MAX = 32, 1024
 _LATEST = (_TRACES_MAX, 128, _TRACES_MIN)
 _TOO_FEW_TRACES = "too few requests have ended to tell whether spans are sampled"
@@ -42,7 +42,7 @@ UNCOUNTED = (
 
 
 class TraceSampling:
-    """Of one API process, by its latest traces; ``share_before``: what an earlier process of ours knew."""
+    """Share of traces that one API process sends, by its latest ones; ``share_before``: from the checkpoint."""
 
     def __init__(self) -> None:
         self._numbers: deque[tuple[float, float]] = deque(maxlen=_TRACES_MAX)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class StepView:
-    """Consecutive steps, shape (m,): their summaries, and what journeys say ran, counted as a summary would.
+    """Consecutive steps, shape (m,): their summaries, and what ran by journeys, counted as a summary counts.
 
     Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6).
     """
@@ -60,7 +60,7 @@ class StepView:
         return np.asarray(self.seen & every_token & (self.cells["snapshot_requests"] == self.steps["decode_requests"]))
 
     def overlaps(self) -> tuple[int, int]:
-        """How many end stamps tell whether the engine waits for each step, and how many that it does not.
+        """Count end stamps that show whether the engine waits for each step, and how many show that it does not.
 
         FIRST_TOKEN and FINISHED of step s come before ts_start(s + 1) if it does, after it if the next step is
         scheduled while s runs (wire contract §5.6). SCHEDULED of s + 1 tells the same where there is no summary.
@@ -154,7 +154,7 @@ def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
 
 
 def drops(view: StepView, stamps: Stamps, known: Mask, row_steps_max: int) -> list[tuple[RowDrop, Mask]]:
-    """Which intervals between consecutive stamps give no row, by reason; shape of each mask: (len(stamps.step) - 1,).
+    """Masks of the intervals between consecutive stamps that give no row, by reason; (len(stamps.step) - 1,) each.
 
     Args:
         view: the steps that the stamps index.

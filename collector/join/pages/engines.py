@@ -1,7 +1,7 @@
 """Engines known by their pages: one per server and ``engine`` label, who else tells of them, and how much arrives.
 
-Where an engine sends its steps, or its requests, the page teaches facts only: what it counts is the yardstick for how
-much of the telemetry arrived, steps received against steps that its page counted.
+Where an engine sends its steps, or its requests, the page gives facts only. Its counters show how much of the telemetry
+arrived: steps received against steps counted.
 
     ratio = (received(t) - received(t0)) / (counted(t) - counted(t0))    t: event time of the newest step received
 
@@ -40,7 +40,7 @@ _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
 
 @dataclass(slots=True)
 class Completeness:
-    """Of one engine; ``ratio`` is None until a hundred steps, or requests, were counted beside telemetry."""
+    """Share of the counted steps, or requests, that arrived; ``ratio`` is None until a hundred were counted."""
 
     ratio: float | None = None
     _counted: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_SCRAPES_MAX))
@@ -70,7 +70,7 @@ class Completeness:
 
 
 class PageEngine(Emitter):
-    """What an :class:`~collector.join.engine.Engine` is for steps, for counters only; nobody keeps pages."""
+    """An engine known by its counters; :class:`~collector.join.engine.Engine` is one known by its steps."""
 
     quality = Quality.METRICS
 
@@ -84,7 +84,7 @@ class PageEngine(Emitter):
 
     @property
     def host(self) -> str:
-        """Of its server; empty where that has none, as a recording may say."""
+        """Host of its server; empty if that has none, as in some recordings."""
         try:
             return urllib.parse.urlsplit(self.server).hostname or ""
         except ValueError:  # brackets around what is no IPv6 address
@@ -98,7 +98,7 @@ class PageEngine(Emitter):
         return 0 if math.isnan(steps) else int(steps)
 
     def inform(self, reading: EngineReading, resolver: ConfigResolver) -> None:
-        """Learn the facts that a page tells, and those that the configuration knows of it."""
+        """Learn the facts on a page, and those that the configuration adds."""
         model = {"model": reading.model} if reading.model else {}
         self.facts.learn({**reading.facts, **model}, FactSource.DISCOVERY)
         resolver.apply(self.facts, {}, self.server, self.recording)
@@ -125,7 +125,7 @@ class PageEngine(Emitter):
         return found
 
     def defer_to(self, emitters: Sequence[TelemetrySource]) -> None:
-        """Others tell more of the same engine: no rows, but a yardstick for how much of it arrives."""
+        """Make no rows, since richer emitters tell the same steps; compare how many steps arrive."""
         known = sum(len(rows) for target, rows in self.advance() if target is Target.STEP_TIME)
         self.count(RowDrop.KNOWN_FROM_STEPS, known)
         engines = [emitter for emitter in emitters if isinstance(emitter, Engine)]
@@ -134,7 +134,7 @@ class PageEngine(Emitter):
 
     @property
     def hit_ratio(self) -> float | None:
-        """Share of the prompt tokens since the first scrape that were in the prefix cache; None if it is not told."""
+        """Share of prompt tokens since the first scrape that were in the prefix cache; None without such a counter."""
         newest = self.windows.newest
         if newest is None:
             return None
@@ -149,7 +149,7 @@ TelemetrySource = Engine | ApiProcess | PassEngine
 
 
 class PageEngines:
-    """All of them, by key."""
+    """All page engines by key."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
@@ -157,22 +157,22 @@ class PageEngines:
 
     @property
     def completeness(self) -> float:
-        """Share of the counted steps that telemetry told of, of the worst engine; NaN where nothing can be compared."""
+        """Share of the counted steps that arrived, of the worst engine; NaN where nothing can be compared."""
         ratios = [e.completeness.ratio for e in self.by_key.values() if e.completeness.ratio is not None]
         return min(ratios, default=math.nan)
 
     def preferred_sources(self, page: PageEngine, sources: Sequence[TelemetrySource]) -> list[TelemetrySource]:
         """The emitters of the same engine that tell more than its page.
 
-        The only server is whoever sends. Of several, the one whose host the emitter names; two ranks of one server
-        cannot be told apart, and both are left to the telemetry.
+        A single server is that of every emitter. Of several, an emitter's is the one whose host it names. Two ranks of
+        one server cannot be distinguished, so the emitters are preferred for both.
         """
         others = [source for source in sources if source.recording == page.recording]
         servers = {each.server for each in self.by_key.values() if each.recording == page.recording} if others else {}
         return [each for each in others if len(servers) == 1 or (page.host and page.host in each.instance)]
 
     def compare(self, page: PageEngine, processes: Iterable[ApiProcess]) -> None:
-        """Tell API processes how many of the page's requests are theirs; ranks that share a page count apart.
+        """Give API processes their share of the requests that the page counted; ranks that share a page count apart.
 
         Each of several API servers of an engine knows a part of every batch. A page that stopped counts nothing more.
         """
@@ -202,13 +202,13 @@ class PageEngines:
         return [page for page in self.by_key.values() if self.preferred_sources(page, [source])]
 
     def _counts_requests(self, page: PageEngine) -> bool:
-        """Of ranks that share a page each counts its own, and nobody knows whose a span is."""
+        """Whether the page's requests can be compared: where ranks share a page, a span belongs to an unknown one."""
         key = page.recording, page.server
         return sum((one.recording, one.server) == key for one in self.by_key.values()) == 1
 
 
 def keys_of(page: ScrapedPage) -> list[Key]:
-    """Under which the page's engines are known: the first rank goes by its server's name."""
+    """Keys of the engines on a page: the first rank goes by its server's name."""
     return [
         (page.recording, page.instance if reading.engine == "0" else f"{page.instance}#{reading.engine}")
         for reading in page.engines

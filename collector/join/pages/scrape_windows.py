@@ -1,4 +1,4 @@
-"""From scrapes to rows: what a page says of its moment, which two pages make a window, its row.
+"""From scrapes to rows: the state at each scrape, which two scrapes make a window, and the window's row.
 
 What the counters of one scrape say of the moment: who decodes, who is still in prefill, how much context is held.
 
@@ -94,13 +94,13 @@ class Scrape(NamedTuple):
         return self.reading.values[meaning]
 
     def since(self, start: Scrape) -> tuple[float, ...]:
-        """By how much each number is larger than it was."""
+        """Difference of each number to an earlier scrape."""
         return tuple(map(operator.sub, self.reading.values, start.reading.values))
 
 
 @dataclass(slots=True)
 class Occupancy:
-    """What has to be remembered from scrape to scrape: requests and tokens that aborted requests left behind."""
+    """State from scrape to scrape: the requests and tokens that aborted requests left in the counters."""
 
     left: float = 0.0
     ghost_left: float = 0.0
@@ -138,7 +138,7 @@ DECODED_MIN = 3
 STEPS_MAX = 8192
 """A window of more steps has lasted for minutes."""
 CLOSE_SCRAPES_NS = 2_500_000_000
-"""Scrapes further apart say nothing of when within the window a prompt came."""
+"""Scrapes further apart do not show when within the window a prompt came."""
 
 
 class WindowSums(NamedTuple):
@@ -289,7 +289,7 @@ _FRONT_ENDS_WINDOWS = 20
 _FRONT_ENDS_KEPT = 64
 _FRONT_ENDS_DOUBTFUL = 1.5
 _SKIPPED_SCRAPES = 8
-"""After a fall: several servers at one address take turns more often than that."""
+"""Scrapes after a fall: several servers at one address alternate more often than that."""
 
 
 @dataclass(slots=True)
@@ -298,18 +298,18 @@ class ScrapeWindows:
 
     count: Callable[[RowDrop], None]
     engine: int
-    """Its number, which the rows bear."""
+    """Number of the engine, for its rows."""
     occupancy: Occupancy = field(default_factory=Occupancy)
     start: Scrape | None = None
     newest: Scrape | None = None
     scrapes: int = 0
-    """Since the start of the open window."""
+    """Scrapes since the start of the open window."""
     front_ends: int = 1
     """Front ends that each count a step in which a request of theirs took part."""
     scrapes_to_skip: int = 0
     """Scrapes from which nothing is learned, since a counter fell."""
     rows: dict[Target, list[RowBlock]] = field(default_factory=lambda: {Target.STEP_TIME: [], Target.GPU_TIME: []})
-    """Those that nobody has taken; ``gpu_time`` where pages tell for how long the GPU was busy."""
+    """Rows not taken yet; those of ``gpu_time`` where pages count how long the GPU was busy."""
     _ratios: list[float] = field(default_factory=list)
 
     def add(self, unix_ns: int, mono_ns: int, reading: EngineReading) -> None:

@@ -32,7 +32,7 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.constants import HALF_LIFE_STEPS, TINY
+from online.constants import HALF_LIFE_STEPS, SURE_SD, TINY
 from online.features import portable
 from online.rows import Floats, Ints, Target
 from online.state import Stateful
@@ -105,8 +105,8 @@ class Strata(Stateful):
             ratio = np.where(crossed > 0.0, squares.sum(axis=0) * steps / crossed**2, np.inf)
         return np.sqrt(np.maximum(ratio - 1.0, 0.0))
 
-    def slope_inside(self, column: int, scale: float) -> float | None:
-        """What a unit of a column costs among steps of about one size without prefill; None unless sure to a tenth.
+    def slopes_inside(self, column: int, scale: float, coefficient: float) -> tuple[float | None, dict[int, float]]:
+        """What a unit of a column costs among steps of about one size without prefill: of all strata, and in each.
 
         No line follows padded batches and rooflines, so a coefficient of one line through all steps stands in for them
         as far as they come with its column. An intercept and slopes of each stratum's own take that up (Frisch and
@@ -114,11 +114,17 @@ class Strata(Stateful):
 
             d_s = A_jj - A_jo A_oo^-1 A_oj      n_s = b_j - A_jo A_oo^-1 b_o          o: the other features
             slope = sum_s n_s / sum_s d_s       sd = scale / sqrt(sum_s d_s)          scale: of the residuals
+
+        That of all is None unless it is sure to a tenth. Kernels read contexts of few requests at another speed than
+        those of many. So each stratum has its own slope, as far as that is surely another than m, the slope of all, or
+        the coefficient where that is not known (Breiman's garrote, Technometrics 1995):
+
+            slope_s = m + (n_s / d_s - m) max(0, 1 - (3 scale)^2 / d_s (n_s / d_s - m)^2)
         """
         target = self.q - 2
         others = np.array([each for each in range(target) if each != column], np.int64)
-        strata = self.g[: STRATA // 2]
-        strata = strata[strata[:, column, column] > TINY]
+        ids = (self.g[: STRATA // 2, column, column] > TINY).nonzero()[0]
+        strata = self.g[ids]
         diagonal = strata[:, others, others]
         present = diagonal > TINY
         # A column that has nothing to say in a stratum is its own row of the identity there.
@@ -129,9 +135,15 @@ class Strata(Stateful):
         explained = (crossed[:, :, :1] * np.linalg.solve(system, crossed)).sum(axis=1)
         left = strata[:, column, [column, target]] - explained
         varies = left[:, 0] > 100.0 * RELATIVE_RIDGE * strata[:, column, column]
-        total, wanted = left[varies].sum(axis=0).tolist()
-        slope = wanted / total if total > 0.0 else 0.0
-        return slope if slope > 0.0 and slope * math.sqrt(total) > 10.0 * scale else None
+        weight, wanted = left[varies].T
+        total = float(weight.sum())
+        slope = float(wanted.sum()) / total if total > 0.0 else 0.0
+        of_all = slope if slope > 0.0 and slope * math.sqrt(total) > 10.0 * scale else None
+        mean = coefficient if of_all is None else of_all
+        apart = wanted / weight - mean
+        kept = 1.0 - (SURE_SD * scale) ** 2 / np.maximum(weight * apart * apart, TINY)
+        slopes = mean + apart * np.maximum(kept, 0.0)
+        return of_all, dict(zip(ids[varies].tolist(), np.maximum(slopes, 0.0).tolist(), strict=True))
 
     # ---------------------------------------------------------------- changing what is known
 

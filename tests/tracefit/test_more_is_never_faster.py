@@ -47,6 +47,8 @@ def learned(telemetry, seed, rows_max, *, scheduling="sync"):
         shape = {"factor": factor, "rows": rows} | draw.choice(({}, {"usual": [tokens, requests, context, us]}))
         shapes[cell_of(tokens, requests)] = shape
     more = draw.choice(({}, {"context_us_per_token": beta[2] * draw.uniform(0.3, 2.0)}))
+    strata = draw.sample(("decode:1", "decode:2-3", "decode:8-15", "decode:64-127"), draw.randrange(5))
+    more |= {"context_us_by_stratum": {name: beta[2] * draw.uniform(0.1, 3.0) for name in strata}}
     config["targets"] = {"step_time": target | {"mean_factor": 1.0, "shape_factors": shapes, "seen": None} | more}
     return document
 

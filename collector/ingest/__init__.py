@@ -5,14 +5,13 @@ from __future__ import annotations
 from .access import TokenFile, read_credentials
 from .consumer import ExportConsumer
 from .forward import Forwarder
-from .queue import BATCH_S, ExportQueue, QueueBatch
+from .queue import BATCH_S, ExportQueue
 
 __all__ = [
     "BATCH_S",
     "ExportConsumer",
     "ExportQueue",
     "Forwarder",
-    "QueueBatch",
     "TokenFile",
     "read_credentials",
 ]

@@ -32,7 +32,7 @@ import pytest
 from collector.app import Sidecar
 from collector.config.load import load
 from collector.decode import Export
-from collector.runtime import Clock, serve
+from collector.runtime import Clock, Health, serve
 from collector.runtime.filesystem import SystemFiles
 from collector.service import checkpoint
 from collector.service.checkpoint import CheckpointFile, Directory
@@ -50,7 +50,7 @@ from tests.support.step_exports import make_export
 ENGINES = 2
 STAGES = dict.fromkeys(("take", "release"), Directory) | dict.fromkeys(("load", "write"), CheckpointFile)
 STAGES |= dict.fromkeys(("open", "_begin_segment", "_end_segment", "free"), Log)
-STAGES |= {"read_unlearned": Durability, "start": Sidecar, "to_checkpoint": Pipeline, "flush": Pipeline}
+STAGES |= {"read_unlearned": Durability, "set_serving": Health, "to_checkpoint": Pipeline, "flush": Pipeline}
 STAGES |= {"fsync": os, "replace": Path, "stop": SnapshotWriter}
 """Where the process ends itself: right after a call of this."""
 TROUBLES = {

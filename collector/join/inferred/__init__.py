@@ -6,7 +6,6 @@ from .calibration import EngineCalibration, Sums
 from .journeys import (
     NATURAL,
     PrefillChunks,
-    Residency,
     find_residencies,
     project_onto_steps,
     split_chunks,
@@ -26,7 +25,6 @@ __all__ = [
     "KvSources",
     "KvTimeline",
     "PrefillChunks",
-    "Residency",
     "StepView",
     "Sums",
     "completed_steps",

@@ -1,4 +1,4 @@
-"""When what survives is written: checkpoints on a timer and at the end, the log between two of them; and a start.
+"""Writes what survives a restart: checkpoints on a timer and at the end, the log in between; and restores it.
 
     worker thread:  learn a batch ─► tick: is one due? take the tree ─┐         queue: record ─► log
     writer thread:                                                     └► encode ─► state.bin ─► free the log
@@ -33,9 +33,9 @@ PAUSE_S: Final = 60.0
 CHECK_IN_TIMEOUT_S: Final = 120.0
 """A write that takes longer hangs in the kernel."""
 _EARLY_NS: Final = 1_000_000_000
-"""Between checkpoints that a full log or volume asks for."""
+"""Shortest pause between checkpoints that a full log or volume requests."""
 _LOG_SHARE: Final = 0.5
-"""A log that is fuller asks for a checkpoint."""
+"""Share of its capacity from which the log requests a checkpoint."""
 _MIB: Final = 1 << 20
 _FULL: Final = "the log is full"
 
@@ -123,7 +123,7 @@ class Durability:
         self._task.start()
 
     def _tell_beginning(self, position: Position) -> None:
-        """One line: what this process goes on from, how old that is, and what came after it and is lost."""
+        """Log one line: the checkpoint that this process continues from, its age, and what is lost since."""
         restored_unix_s, killed = self.checkpoint.restored_unix_s, self._directory.killed
         age_s = max(self._clock.unix_nano() / 1e9 - restored_unix_s, 0.0)
         text = f"continuing from {NAME}, {age_s:.0f} s old" if restored_unix_s else "no state"
@@ -153,7 +153,7 @@ class Durability:
         return not self._unsaved
 
     def readiness_detail(self) -> dict[str, str]:
-        """What this process began with, why exports are refused now, and why the last checkpoint is in no file."""
+        """For readiness: what was restored, why exports are refused, why the last checkpoint was not written."""
         return {
             "state_at_start": str(self.checkpoint.restored),
             "state_problem": self.checkpoint.problem,
@@ -164,7 +164,7 @@ class Durability:
         }
 
     def record(self, export: Export) -> Export | Outcome:
-        """Count an export that enters the queue, and write it down before; why not, if that cannot be."""
+        """Append an export to the log and number it, before it enters the queue; returns why not if that fails."""
         try:
             recorded = self.log.append(export) if self.has_log else export
         except OSError as error:
@@ -191,7 +191,7 @@ class Durability:
         return taken
 
     def record_batch(self) -> None:
-        """A batch has been processed: the next checkpoint differs from the last one."""
+        """Note that a batch was processed, so that the next checkpoint differs from the last one."""
         self._dirty = True
 
     def tick(self, *, final: bool = False) -> None:
@@ -211,7 +211,7 @@ class Durability:
         self._task.notify()
 
     def _is_due(self) -> bool:
-        """By its time, or since log or volume fill up; not while one is being written."""
+        """Whether a checkpoint is due, by time or because log or volume fill up; not while one is being written."""
         age_ns = self._clock.monotonic_ns() - self._taken_ns
         fills_up = self.has_log and (self._log_is_full() or bool(self._refusing))
         is_due = (self._dirty and age_ns >= self._interval_ns) or (fills_up and age_ns >= _EARLY_NS)
@@ -242,7 +242,7 @@ class Durability:
         self.log.free(min(position.read_from, self.log.forwarded_seq + 1) if waits else position.read_from)
 
     def _report_failure(self, error: Exception) -> None:
-        """Say once why the last checkpoint is in no file, with the traceback of our own fault, and ask for another."""
+        """Log once why the last checkpoint was not written, with a traceback for our own fault, and request another."""
         self._metrics.add(table.WRITES, 1, "checkpoint", "failed")
         problem = f"state not written: {sentence(error)}"
         if problem != self._unsaved:

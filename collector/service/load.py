@@ -1,4 +1,4 @@
-"""What each engine was asked lately, and what its requests saw: the load that advice is given for.
+"""The recent load of each engine, and the latencies of its requests: advice is given for that load.
 
 Sums over what was decoded, kept per process; what lies ``HALF_LIFE_NS`` before its newest event counts half. They
 follow the load and teach nothing: not saved, and outside of what a replay has to repeat.
@@ -40,14 +40,14 @@ HALF_LIFE_NS: Final = 30 * 10**9
 """Longer ones mix loads that differ, and the ITL of their mean is not the mean of their ITL; shorter ones scatter.
 Chosen on c10_long; on c1, c2, c5, c6 and c7 any of 15 to 120 s predicts ITL about as well."""
 FORGET_NS: Final = 300 * 10**9
-"""What a process was asked is forgotten when it was asked nothing for so long."""
+"""The load of a process is forgotten after this long without a request."""
 REQUESTS_MAX: Final = 4096
-"""Of each process: the newest, by which it is told whom each of them met."""
+"""Newest requests kept per process, to count the requests that each of them met."""
 REQUESTS_MIN: Final = 5
-"""Fewer finished requests are no mix; nor is what is left of so many after ``FORGET_NS`` of steps alone."""
+"""Fewer finished requests give no workload; nor does what is left of so many after ``FORGET_NS`` of steps alone."""
 _TOKENS_MAX: Final = 1e9
 _PREFILL_TOLD: Final = frozenset({Quality.STEPS_PLUS.label, Quality.STEPS.label, Quality.METRICS.label})
-"""Telemetry that tells all prompt tokens computed."""
+"""Qualities of telemetry that count all computed prompt tokens."""
 _ASKED: Final = (Meaning.FIRST_TOKENS, Meaning.PROMPT_TOKENS, Meaning.GENERATED_TOKENS)
 
 Counted = tuple[float, ...]
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class _Sums(NamedTuple):
-    """Of one process; all of them add up."""
+    """Sums of one process; sums of processes add up."""
 
     requests: float = 0.0
     prompt_tokens: float = 0.0
@@ -76,7 +76,7 @@ _NOTHING: Final = _Sums()
 
 
 def _met(decoding: Floats, running: Floats | Ints, waiting: Floats | Ints) -> dict[str, float]:
-    """Whom requests that decode met at several moments."""
+    """Add the requests that decoding requests met, at several times."""
     return {
         "decoding": float(decoding.sum()),
         "ran": float(decoding @ running),
@@ -131,7 +131,7 @@ class _Process:
         self.requests += sums.requests
 
     def add_core(self, span: CoreSpan) -> None:
-        """A request by its marks, if it was queued, had a first token and finished."""
+        """Add a request by its events, if it was queued, had a first token and finished."""
         at_ns = {mark.kind: mark.ts_ns for mark in reversed(span.events)}  # the first of each kind
         kinds = (SpanEventKind.QUEUED, SpanEventKind.FIRST_TOKEN, SpanEventKind.FINISHED)
         if all(kind in at_ns for kind in kinds):
@@ -173,7 +173,7 @@ class _Process:
 
 
 class RecentLoad:
-    """Belongs to the worker thread; what it tells is a new dictionary each time.
+    """Load of all processes; belongs to the worker thread, and returns a new dictionary each time.
 
     It keeps two processes for each of ``engines_max``, for the API process of an engine has another name.
     """
@@ -186,11 +186,11 @@ class RecentLoad:
 
     @property
     def processes(self) -> int:
-        """How many were asked something lately."""
+        """Number of processes with recent requests."""
         return len(self._processes)
 
     def record(self, telemetry: Telemetry) -> None:
-        """Add what one process said."""
+        """Add the telemetry of one process."""
         if not (telemetry.core or telemetry.requests or len(telemetry.steps)):
             return
         process = self._process(telemetry.instance, telemetry.arrived_unix_ns)
@@ -235,7 +235,7 @@ class RecentLoad:
         }
 
     def workloads(self, configs: Iterable[ConfigSnapshot], now_unix_nano: int) -> dict[str, WorkloadProfile]:
-        """The mix of each configuration that was asked lately."""
+        """The workload of each configuration with recent requests."""
         self.forget_idle(now_unix_nano)
         known = {}
         for config in configs:
@@ -247,7 +247,7 @@ class RecentLoad:
 
 
 def _mix_of(processes: Sequence[_Process], *, is_prefill_known: bool) -> WorkloadProfile | None:
-    """The mix of what the processes were asked; None where that is too little."""
+    """The workload of processes together; None where requests are too few."""
     total = _Sums(*map(sum, zip(*(process.load() for process in processes if process.requests), strict=True)))
     is_over = min(total.requests, total.prompt_tokens) < REQUESTS_MIN * 0.5 ** (FORGET_NS / HALF_LIFE_NS)
     if is_over or sum(process.requests for process in processes) < REQUESTS_MIN:

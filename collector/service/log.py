@@ -1,4 +1,4 @@
-"""The log: exports as they came, in segments on disk, until a checkpoint knows what they tell.
+"""The log: raw exports in segments on disk, until a checkpoint has learned them.
 
     log.<first number, 16 hex digits>    a segment: entries one after the other
     log.head                             number of the newest entry, so that a loss at the end is counted as well,

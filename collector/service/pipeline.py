@@ -66,9 +66,9 @@ JOIN = "join"
 TAKE_BYTES = 2 << 20
 """Most bytes of exports that are processed at once: more is hardly cheaper and delays what is published."""
 SKEWED_MAX = 64
-"""Senders with a wrong clock that are warned of."""
+"""Most senders with a wrong clock that are warned of."""
 _OF_REQUESTS = {Target.API_QUEUEING.value, Target.QUEUE_WAIT.value}
-"""What request spans teach beside engines that send their steps."""
+"""Targets learned from request spans beside engines that send their steps."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,22 +107,22 @@ class Pipeline:
 
     @property
     def has_prior_prediction(self) -> bool:
-        """Whether something is to be said without rows: a data sheet's word, a sampler's, or that a learner failed."""
+        """Whether there is something to publish without rows: a sheet's prediction, sampled spans, a failed learner."""
         predicted = (self._bank.prior_prediction(name) is not None for name in self.joiner.emitters_by_config())
         return self.joiner.processes_sampled > 0 or bool(self._quarantined) or any(predicted)
 
     @property
     def revision(self) -> tuple[int, ...]:
-        """Rows learned, emitters heard of (some after their last row), those sampled, configurations quarantined.
+        """Numbers whose change makes a new generation: rows, emitters, sampled processes, quarantined configurations.
 
-        And how many were asked something lately: what is said of their load ends with it.
+        The number of processes with recent requests is among them, since advice ends with their load.
         """
         joiner = self.joiner
         held = len(joiner.emitters), joiner.processes_sampled
         return self.learned_rows, *held, len(self._quarantined), self._load.processes
 
     def workload_of(self, config_id: str) -> WorkloadProfile | None:
-        """What a configuration was asked lately, as of the newest snapshot; from any thread."""
+        """Recent workload of a configuration as of the newest snapshot; from any thread."""
         return self._workloads.get(config_id)
 
     def history_of(self, config_id: str) -> HistoryView | None:
@@ -160,7 +160,7 @@ class Pipeline:
         self._learn(joiner.drain())
 
     def _warn_of_skew(self, telemetry: Telemetry) -> None:
-        """Say once whose clock is ahead of ours."""
+        """Warn once of each sender whose clock is ahead of ours."""
         ahead_ns = telemetry.too_new_unix_ns - telemetry.arrived_unix_ns
         if telemetry.instance not in self._skewed and len(self._skewed) < SKEWED_MAX:
             self._skewed.add(telemetry.instance)
@@ -176,7 +176,7 @@ class Pipeline:
         self._learn(self.joiner.drain(flush=True))
 
     def flush_for_log(self) -> None:
-        """The log is full: what waits is learned as it is, and no entry so far will be needed again.
+        """Learn what waits as it is because the log is full, so that no entry so far is needed again.
 
         Else an engine's last step, from which the next row is measured, would keep its entry, and the log full.
         """
@@ -186,27 +186,27 @@ class Pipeline:
     # --- idle sources -----------------------------------------------------------------------------------------------
 
     def emit_idle(self, now_unix_ns: int) -> None:
-        """Learn what sources hold that are idle by the clock here; what came in by then must have been processed."""
+        """Learn what idle sources hold; all that came before this time must have been processed."""
         self._load.forget_idle(now_unix_ns)
         self._learn(self.joiner.drain(now_unix_ns=now_unix_ns))
 
     def shed_memory(self) -> None:
-        """Memory is short: what is pending is learned as it is, and steps behind it are let go of."""
+        """Learn what is pending as it is, and drop the steps behind it, because memory is short."""
         self.flush()
         self.joiner.shed_memory()
 
     # --- what survives ----------------------------------------------------------------------------------------------
 
     def state(self) -> bytes:
-        """What was learned, for a state file."""
+        """The learned state, for a state file."""
         return self._bank.state()
 
     def add_donors(self, data: bytes) -> None:
-        """What new configurations may start from, out of a state file; StateError if it is none."""
+        """Add donors for new configurations from a state file; StateError if it is none."""
         self._bank.add_donors(data)
 
     def to_checkpoint(self) -> tuple[Tree, Position]:
-        """What was learned, how engines are read, and where a start reads the log; apart from what goes on changing."""
+        """A checkpoint as its own copy: learners, calibration of the engines, and where a start reads the log."""
         read_from = self._unlearned.first_needed(self.joiner, self.processed_seq + 1)
         position = Position(self.processed_seq, read_from)
         return {
@@ -245,7 +245,7 @@ class Pipeline:
         return counts
 
     def _learn(self, events: Iterable[Event]) -> None:
-        """Let the learners take what the join says, in its order."""
+        """Apply events of the join to the learners, in order."""
         for event in events:
             if self.on_event is not None:
                 self.on_event(event)
@@ -270,7 +270,7 @@ class Pipeline:
     def _learn_rows(
         self, config_id: str, target: Target, rows: RowBlock, engines: Mapping[int, str] | None
     ) -> Mapping[RowOutcome, int]:
-        """Let the bank learn; what became of the rows."""
+        """Learn rows in the bank, and count what became of them."""
         if config_id not in self._quarantined:
             try:
                 return self._bank.learn(config_id, target, rows, engines)
@@ -284,7 +284,7 @@ class Pipeline:
         _log.exception("configuration %s is quarantined: its learner raised", config_id)
 
     def snapshot(self, now_unix_nano: int, generation: int) -> Snapshot:
-        """What is known now; the state stays as it is."""
+        """Snapshot of all configurations; it changes no state."""
         by_config = self.joiner.emitters_by_config()
         replaced = replaced_configs(by_config, self._settings.lateness_ns)
         configs = [
@@ -364,7 +364,7 @@ class Pipeline:
 
 
 def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
-    """Whether prompt tokens that the prefix cache had are told as if they were computed."""
+    """Whether the telemetry counts cached prompt tokens as computed ones."""
     told = facts.get(HIDES_HITS)
     if facts.get("enable_prefix_caching") is False or told is False:
         return False
@@ -372,9 +372,9 @@ def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
 
 
 def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:
-    """What was learned is weak at best for this reason; a data sheet's word is as good.
+    """The target with learned coefficients ``weak`` at best, for this reason; those of a data sheet stay.
 
-    Of one feature whatever else is said of it; of all, if nothing is said but what more rows mend.
+    For one feature it replaces any other reason; for all features, only reasons that more rows would remove.
     """
 
     def weak(feature: FeatureSnapshot) -> FeatureSnapshot:

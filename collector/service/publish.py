@@ -27,19 +27,19 @@ from .pipeline import Pipeline
 
 WRITER = "snapshot-writer"
 COST_SHARE = 0.1
-"""Of the worker's time that generations may take: of a thousand configurations they come less often than set."""
+"""Share of the worker's time for generations: with a thousand configurations they come less often than set."""
 WRITE_TIMEOUT_S = 120.0
 """A write that takes longer hangs in the kernel."""
 
 LOGGED_MAX = 1000
-"""Pieces of news that are over, and still remembered."""
+"""Past status changes that are remembered."""
 _NUMBER = re.compile(r"\d[\d.,]*")
 
 _log = logging.getLogger(__name__)
 
 
 VerdictOf = Callable[[Snapshot, ConfigSnapshot], Verdict]
-"""What the client says of one configuration of a snapshot."""
+"""The client's verdict on one configuration of a snapshot."""
 
 
 class Publisher:
@@ -73,7 +73,7 @@ class Publisher:
         self._generation = max(self._generation, generation)
 
     def tick(self, *, final: bool = False) -> None:
-        """Publish a new generation if there is something new to say and the last one is old enough."""
+        """Publish a new generation if something has changed and the last one is old enough."""
         now_ns = self._clock.monotonic_ns()
         if not final and now_ns - self._made_ns < max(self._interval_ns, self._took_ns / COST_SHARE):
             return

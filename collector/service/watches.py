@@ -23,18 +23,17 @@ _log = logging.getLogger(__name__)
 
 
 class EventTime:
-    """Event time stands still when nothing comes, so a source that is idle by the clock here is waited for no longer.
+    """Emits what idle sources hold, since event time stands still when nothing comes.
 
-    At most once a second: of whoever has sent nothing for ``idle_timeout_s``, what it told is learned, and after
-    ``join_timeout_s`` what only more telemetry could have completed. Exports that came and were not read yet count as
-    heard.
+    It looks at most once a second. What a source holds is learned after ``idle_timeout_s`` without telemetry; what only
+    more telemetry could complete, after ``join_timeout_s``. Exports in the queue count as telemetry that came.
 
     Attributes:
         pending: what is held now, None while nothing is.
     """
 
     def __init__(self, pipeline: Pipeline, metrics: Metrics, clock: Clock, queue_age_ns: Callable[[], int]) -> None:
-        """``queue_age_ns``: how long the oldest export has waited that came and was not read yet."""
+        """``queue_age_ns``: age of the oldest export in the queue."""
         self._pipeline = pipeline
         self._metrics = metrics
         self._clock = clock
@@ -56,7 +55,7 @@ class EventTime:
 
 
 class MemoryLimiter:
-    """Short of memory: learn what is pending, let go of what it was made of, and say so; it passes by itself.
+    """When memory is short, learns what is pending, drops the steps behind it, and reports that until it passes.
 
     short         exports are refused, retryably (collector/ingest/consumer.py); the queue is still learned from
     after 3 s     what is pending is learned as it is, and steps behind it are let go of; again every second
@@ -75,7 +74,7 @@ class MemoryLimiter:
         """When to shed next."""
 
     def tick(self) -> None:
-        """Look, and help if it is needed."""
+        """Check memory, and shed some if need be."""
         now_ns = self._clock.monotonic_ns()
         if not self.guard.is_short():
             if self.problem:

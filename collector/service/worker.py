@@ -32,13 +32,13 @@ wake nobody. To look costs 0.3 ms."""
 ITERATION_TIMEOUT_S = 60.0
 """Longer than the slowest batch (one 32 MiB export); past it the thread hangs and a restart is the cure."""
 LAST_BATCH_S = 7.0
-"""When the time to drain is up: for the batch under way, and a last checkpoint and generation behind it."""
+"""Time after the drain for the batch under way, a last checkpoint and a last generation."""
 
 _log = logging.getLogger(__name__)
 
 
 class Worker:
-    """Runs until the queue is closed and empty, or until its time to drain it is up.
+    """The worker thread; it ends when the queue is closed and empty, or its time to drain is up.
 
     Args:
         queue: closed and drained by ``stop``.

@@ -30,11 +30,11 @@ class Counts(dict[Row, float]):
     __slots__ = ()
 
     def __missing__(self, row: Row) -> int:
-        """Nothing is stored by asking."""
+        """Return 0 without storing it."""
         return 0
 
     def merge(self, other: Counts) -> None:
-        """Add what somebody else counted; of a gauge the other's number is the newer one."""
+        """Add other counts; the other's value of a gauge is the newer one."""
         for row, number in other.items():
             self[row] = self[row] + number if row[0].is_counter else number
 

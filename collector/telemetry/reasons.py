@@ -15,18 +15,17 @@ class RowDrop(enum.StrEnum):
 
     IDLE = "idle"
     INCOMPLETE = "incomplete"
-    """Some of its work was not told, or was done twice: a step without its batch, a preemption between two pages."""
+    """Part of its work is unknown or was done twice: a step without its batch, a preemption between two pages."""
     WARM_UP = "warm_up"
     TOO_LONG = "too_long"
     TIME_ORDER = "time_order"
     RESTART = "restart"
     LEARNED_BEFORE = "learned_before"
-    """Made again of telemetry that was read again after a restart, and learned by the process before."""
+    """Made of telemetry that was read again after a restart, and that the former process had learned."""
     KNOWN_FROM_STEPS = "known_from_steps"
     """Made from request spans, where engines send their steps themselves."""
     AMBIGUOUS = "ambiguous"
-    """Nobody can say whose it is: request spans beside engines of several configurations, several servers behind one
-    address."""
+    """Its engine is unknown: spans beside engines of several configurations, or several servers at one address."""
     SAMPLED_SPANS = "sampled_spans"
     """Of request spans of which a head sampler keeps a part: the batch that a request ran in cannot be rebuilt."""
 
@@ -37,11 +36,11 @@ class JoinEvent(enum.StrEnum):
     DUPLICATE = "duplicate"
     STEP_LATE = "step_late"
     JOURNEY_LATE = "journey_late"
-    """It costs no row: the steps of the request were learned with what was known of them."""
+    """A journey after its steps were learned; it costs no row."""
     MISSING = "missing"
     """A step whose summary or record never came: lost on the way, or left out by a sender that samples."""
     UNMATCHED = "unmatched"
-    """A request of which one half came: scheduled in no step that is known, or of the API process alone."""
+    """A request with one half missing: scheduled in no known step, or sent by the API process alone."""
     STEP_MISMATCHED = "step_mismatched"
     ENGINE_RESTART = "engine_restart"
     ENGINE_CONFLICT = "engine_conflict"
@@ -51,13 +50,13 @@ class JoinEvent(enum.StrEnum):
 
 
 class PullOutcome(enum.StrEnum):
-    """What came of asking a server for its page, for who it is, or for what it has learned."""
+    """Outcome of a request to a server for its page, its facts or its state."""
 
     READ = "read"
     MERGED = "merged"
     """A state that is in the coefficients of a fleet."""
     UNREACHABLE = "unreachable"
-    """Nobody there, not in time, or it broke off."""
+    """No server there, no answer in time, or a broken one."""
     REFUSED = "refused"
     """Another status."""
     UNAUTHENTICATED = "unauthenticated"
@@ -67,11 +66,11 @@ class PullOutcome(enum.StrEnum):
     """A page of an engine that is known, without some of the counters that are needed."""
     TOO_LARGE = "too_large"
     DROPPED = "dropped"
-    """Taken, and pushed out by newer pages before anybody learned from it."""
+    """Scraped, and pushed out of the queue by newer pages."""
     NOTHING_YET = "nothing_yet"
     """It has not written a state yet."""
     SAME_ENGINE = "same_engine"
-    """Rows of it are in a newer one, too."""
+    """A newer state has some of its rows, too."""
 
 
 class Transport(enum.StrEnum):
@@ -134,7 +133,7 @@ class Skip(enum.StrEnum):
     """Why a span, an event, a message or a record was left out."""
 
     UNKNOWN_SCOPE = "unknown_scope"
-    """Of a scope, kind or version that tells nothing of steps or requests."""
+    """A scope, kind or version without steps or requests."""
     DUPLICATE = "duplicate"
     LATE = "late"
     MISSING_ATTRIBUTE = "missing_attribute"

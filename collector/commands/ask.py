@@ -206,7 +206,8 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
         print_stdout(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
     else:
         configurations = counted(len(snapshot.configs), "configuration")
-        print_stdout(f"generation {snapshot.generation}, {configurations}; ± is half of a 95 % interval")
+        made = f"generation {snapshot.generation} of {minute(snapshot.created_unix_nano)}"
+        print_stdout(f"{made}, {configurations}; ± is half of a 95 % interval")
         for config in configs:
             for line in shown_lines(config, snapshot.as_of_unix_nano):
                 print_stdout(line)

@@ -170,11 +170,14 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
-def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float) -> int:
+@json_option
+def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, in_json: bool) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
-    return made.demo(made.read_tape(made.find_recording(gpu=gpu)), speed, directory, throttle, gpu=gpu)
+    directory = directory or Path("snapshots", "demo")
+    tape = made.read_tape(made.find_recording(gpu=gpu))
+    return _written(partial(made.demo, tape, speed, directory, throttle, gpu=gpu), directory, in_json=in_json)
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

@@ -315,8 +315,9 @@ def _load_lines(said: RequestEstimate) -> Iterator[tuple[str, str]]:
     waiting = f", {said.concurrency - said.running:.3g} wait" if said.concurrency > said.running else ""
     yield "in flight", f"{counted(said.concurrency, 'request')} ({plain(said.running)} run{waiting})"
     for name, value in (("TTFT", said.ttft), ("ITL", said.itl), ("E2E", said.e2e)):
-        yield name, with_band(value)
-    yield "rate", f"{said.requests_per_s:.3g} requests/s, {said.output_tokens_per_s:,.0f} output tokens/s"
+        if value.us > 0.0:  # one token has no time between tokens
+            yield name, with_band(value)
+    yield "rate", f"{significant(said.requests_per_s)} requests/s, {said.output_tokens_per_s:,.0f} output tokens/s"
     if said.prefill_bound:
         yield "limit", "prefills fill every step: more requests only wait longer"
 

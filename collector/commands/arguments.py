@@ -54,6 +54,7 @@ MEANT_OPTIONS = {
     **dict.fromkeys(("--output-len", "--output-tokens", "--osl"), "--output"),
     **dict.fromkeys(("--host", "--port"), "--listen"),
     "--metrics": "--pages",
+    **dict.fromkeys(("--directory", "--output", "--out", "-o"), "--dir"),
     "--token": "--token-file",
 }
 """The same of options, where the command has what they mean."""

@@ -229,7 +229,7 @@ def running_sidecar(directory: Path, clock: Clock) -> Iterator[Sidecar]:
 def demo(
     tape: Tape,
     speed: float,
-    directory: Path | None = None,
+    directory: Path,
     throttle: float = 1.0,
     *,
     gpu: bool = False,
@@ -239,7 +239,7 @@ def demo(
     ``gpu``: the tape is of the simulated server, and the directory names its engine.
     """
     clock, question = Clock(), GPU_QUESTION if gpu else QUESTION
-    directory = (directory or Path("snapshots", "demo")).absolute()
+    directory = directory.absolute()
     engine = directory.name if gpu else ""
     forget_last_run(directory)
     course, interrupted = Course(), False

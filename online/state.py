@@ -88,6 +88,7 @@ def decode(data: bytes) -> Tree:
         raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
     try:
         content = zlib.decompressobj().decompress(body, STATE_BYTES_MAX)
+        _refuse_too_many(content, STATE_BYTES_MAX >> 7)
         file = msgspec.msgpack.decode(content, type=_File, ext_hook=_array_of)
     except (zlib.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
         raise StateError(f"corrupt state file: {error}") from error
@@ -95,6 +96,25 @@ def decode(data: bytes) -> Tree:
         theirs = "another version of tracefit made it, and only that one can read it"
         raise StateError(f"state version {file.version} is not {VERSION}: {theirs}")
     return file.parts
+
+
+# Format: by the first byte of a MessagePack value, how many bytes tell its length, and how many come besides. What an
+# extension holds is walked, too.
+_LENGTHS = dict(zip(b"\xc4\xc5\xc6\xd9\xda\xdb", (1, 2, 4, 1, 2, 4), strict=True))
+_OTHERS = {0xA0 + length: length for length in range(32)}
+_OTHERS |= dict(zip(range(0xC7, 0xD9), (2, 3, 5, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1, 1, 1, 1), strict=True))
+_OTHERS |= dict(zip(range(0xDC, 0xE0), (2, 4, 2, 4), strict=True))
+
+
+def _refuse_too_many(content: bytes, most: int) -> None:
+    """ValueError for more values: an empty list is one byte here, and 64 in memory. An array counts for a few."""
+    at = count = 0
+    while at < len(content):
+        width, others = _LENGTHS.get(content[at], 0), _OTHERS.get(content[at], 0)
+        at += 1 + width + others + int.from_bytes(content[at + 1 : at + 1 + width], "big")
+        count += 1
+        if count > most:
+            raise ValueError(f"more than {most} values")
 
 
 def part_of_tree(tree: Tree, name: str) -> Tree:

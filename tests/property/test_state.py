@@ -131,6 +131,14 @@ def test_a_state_with_another_checksum_is_refused_and_one_that_expands_beyond_it
         decode(saved)
 
 
+@pytest.mark.parametrize("value", [[[]] * 9000, array("<f8", 1, [{}] * 9000), [[bytes(300), "x" * 99, 1 << 40]] * 9000])
+def test_a_state_of_many_small_values_is_refused_before_they_are_made(value, monkeypatch):
+    file = file_of({"version": VERSION, "parts": {"a": value}})
+    monkeypatch.setattr(codec, "STATE_BYTES_MAX", 9000 << 7)
+    with pytest.raises(StateError, match="more than 9000 values"):
+        decode(file)
+
+
 def test_models_no_longer_configured_are_left_out():
     both = Config(feature_sets=("portable", "custom"), custom={"step_time": ("intercept", "requests")})
     bank, fewer = learned(steps(300, 1).rows, settings=both), Bank(RLS)

@@ -185,11 +185,11 @@ def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, in
 
 @tracefit.command()
 @asks_snapshot
-def show(**asked: Any) -> int:
+def show(**options: Any) -> int:
     """What a snapshot says: coefficients, error bars, verdict."""
     from collector.commands.ask import show as answer  # noqa: PLC0415
 
-    return answer(**asked)
+    return answer(**options)
 
 
 @tracefit.command()

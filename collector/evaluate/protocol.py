@@ -73,13 +73,13 @@ def mean_error(predicted_us: Floats, observed_us: Floats) -> float | None:
     return abs(float(predicted_us[known].mean()) - observed) / observed
 
 
-def step_scores(made: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
+def step_scores(fitted: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, float | None]:
     """Score the predicted step times, step by step: a diagnostic beside the scores per request."""
     known = np.isfinite(prediction_us)
     y, f = rows.elapsed_us[known], prediction_us[known]
     if len(y) == 0:
         return {}
-    bands = made.bands(rows.take(known))
+    bands = fitted.bands(rows.take(known))
     varied = len(y) > 2 and f.std() > 0 and y.std() > 0  # noqa: PLR2004  a correlation of two points is 1
     return {
         "step_mape": mean(ape(f, y)),
@@ -89,7 +89,7 @@ def step_scores(made: Fit, prediction_us: Floats, rows: RowBlock) -> dict[str, f
 
 
 def request_scores(
-    requests: NDArray[Any], prefill: Floats, whole: Floats, alphas: Mapping[Target, Floats]
+    requests: NDArray[Any], prefill: Floats, total: Floats, alphas: Mapping[Target, Floats]
 ) -> dict[str, float | None]:
     """Scores of what is predicted for each request, (k,) us: to its first token, to its end, and its alphas."""
     if not len(requests):
@@ -101,22 +101,22 @@ def request_scores(
     scheduled, first, finished = stamps("scheduled_ns"), stamps("first_token_ns"), stamps("finished_ns")
     ran, to_first = finished - scheduled, first - scheduled
     tokens = np.maximum(requests["output_tokens"] - 1.0, 0.0)
-    several, known = tokens > 0, np.isfinite(whole)
+    several, known = tokens > 0, np.isfinite(total)
     out: dict[str, float | None] = {
-        "e2e": mean_error(whole, ran),
+        "e2e": mean_error(total, ran),
         "ttft": mean_error(prefill, to_first),
     }
     if known.any():
-        out["p99"] = float(np.quantile(whole[known], 0.99) / np.quantile(ran[known], 0.99) - 1)
+        out["p99"] = float(np.quantile(total[known], 0.99) / np.quantile(ran[known], 0.99) - 1)
     if several.any():
         gap = (ran - to_first)[several] / tokens[several]
-        out["itl"] = mean_error((whole - prefill)[several] / tokens[several], gap)
+        out["itl"] = mean_error((total - prefill)[several] / tokens[several], gap)
     arrived, departed = stamps("arrived_ns"), stamps("departed_ns")
     seen = np.isfinite(arrived) & np.isfinite(departed)
     if seen.any() and Target.API_QUEUEING in alphas:
         before = alphas[Target.API_QUEUEING] + scheduled - stamps("queued_ns")
         after = alphas.get(Target.POST_DECODE, 0.0)
-        out["e2e_full"] = mean_error((before + whole + after)[seen], (departed - arrived)[seen])
+        out["e2e_full"] = mean_error((before + total + after)[seen], (departed - arrived)[seen])
         out["ttft"] = mean_error((before + prefill)[seen], (first - arrived)[seen])
     return out
 

@@ -227,10 +227,10 @@ class Rule:
         except ValueError as error:
             raise ConfigError(f"{of_facts}{_MODEL_CONFIG}", f"{path}: {error}") from None
 
-    def matches(self, known: Mapping[str, Fact]) -> bool:
+    def matches(self, facts: Mapping[str, Fact]) -> bool:
         """Whether every pattern holds; an unknown fact matches nothing."""
         return all(
-            name in known and fnmatch.fnmatchcase(str(known[name]), pattern) for name, pattern in self.patterns.items()
+            name in facts and fnmatch.fnmatchcase(str(facts[name]), pattern) for name, pattern in self.patterns.items()
         )
 
 

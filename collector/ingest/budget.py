@@ -20,9 +20,9 @@ RECEIVE_WAIT_S: Final = 2.0
 """How long a call waits for its turn to be received."""
 RECEIVE_TIMEOUT_S: Final = 10.0
 """How long the bytes of a call may take to come: the deadline of an SDK's exporter."""
-STALLED_S: Final = 1.0
+CONTENDED_TIMEOUT_S: Final = 1.0
 """The same while others wait: a connection that announces much and sends nothing keeps nobody out."""
-STALLED_MIN_S: Final = 0.05
+CONTENDED_TIMEOUT_MIN_S: Final = 0.05
 """Lower bound of that, however many wait: bytes that have come must still be read from the library."""
 WASTED_HALF_LIFE_S: Final = 5.0
 """Half-life of the bytes that a connection has reserved and not sent: the pause of an exporter."""
@@ -85,10 +85,10 @@ class ReceiveBudget:
                 raise BudgetExceededError from None
             raise
 
-    def shrink(self, one: Receiving, size_bytes: int) -> None:
+    def shrink(self, message: Receiving, size_bytes: int) -> None:
         """Reduce a reservation to the size of the message, which has come."""
-        self._left += one.size_bytes - size_bytes
-        one.size_bytes, one.is_received = size_bytes, True
+        self._left += message.size_bytes - size_bytes
+        message.size_bytes, message.is_received = size_bytes, True
         self._admit()
 
     async def _wait_for_room(self, one: Receiving) -> None:
@@ -106,7 +106,9 @@ class ReceiveBudget:
         """How long a message may take to come; the more connections wait, the shorter."""
         if not self._waiting:
             return RECEIVE_TIMEOUT_S
-        return max(STALLED_S * RECEIVED_AT_ONCE / max(len(self._waiting), RECEIVED_AT_ONCE), STALLED_MIN_S)
+        return max(
+            CONTENDED_TIMEOUT_S * RECEIVED_AT_ONCE / max(len(self._waiting), RECEIVED_AT_ONCE), CONTENDED_TIMEOUT_MIN_S
+        )
 
     def _admit(self) -> None:
         """Let in those who wait as far as there is room, in the order of the class."""

@@ -256,14 +256,14 @@ class HierarchicalPrior(NamedTuple):
 
 
 def estimate(
-    terms: SheetTerms, known: Sequence[SufficientStatistics], prior: HierarchicalPrior
+    terms: SheetTerms, statistics: Sequence[SufficientStatistics], prior: HierarchicalPrior
 ) -> tuple[Floats, Floats]:
     """Theta, q and e, (7,), by statistics and a prior, and their covariance (7, 7); without any the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
-    if not known:
+    if not statistics:
         return mean, np.diag(np.where(has, prior.sd**2, 0.0))
-    own_a, own_b = np.sum([each.a for each in known], axis=0), np.sum([each.b for each in known], axis=0)
+    own_a, own_b = np.sum([each.a for each in statistics], axis=0), np.sum([each.b for each in statistics], axis=0)
     precision = np.where(has, prior.sd**-2.0, 1.0)
     a, b = m.T @ own_a @ m, m.T @ (own_b - own_a @ terms.base)
     none = np.zeros(len(has), np.bool_)
@@ -306,10 +306,10 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
 
 
 class SheetPrior:
-    """Prior of one configuration: its sheet, the overheads of other models, and ``known``, a donor of its identity."""
+    """Prior of one configuration: its sheet, the overheads of other models, and ``donor``, a donor of its identity."""
 
-    def __init__(self, terms: SheetTerms, prior: HierarchicalPrior, known: SufficientStatistics | None = None) -> None:
-        self.terms, self._prior, self._known = terms, prior, known
+    def __init__(self, terms: SheetTerms, prior: HierarchicalPrior, donor: SufficientStatistics | None = None) -> None:
+        self.terms, self._prior, self._donor = terms, prior, donor
 
     def target_before(self) -> TargetSnapshot:
         """The step time before the first row."""
@@ -346,7 +346,7 @@ class SheetPrior:
 
     def _estimate(self, statistics: SufficientStatistics | None) -> tuple[Floats, Floats]:
         """Beta (p,) and its covariance (p, p)."""
-        known, m = [each for each in (statistics, self._known) if each is not None], self.terms.matrix
+        known, m = [each for each in (statistics, self._donor) if each is not None], self.terms.matrix
         theta, covariance = estimate(self.terms, known, self._prior)
         return self.terms.beta(theta), m @ covariance @ m.T
 

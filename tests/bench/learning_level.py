@@ -54,13 +54,13 @@ def learned_errors(rows, settings):
     """Relative error of x beta F and of what is published, of every row that was predicted, (n,) each."""
     state = TargetState(Target.STEP_TIME, settings)
     state.add_features(portable(Target.STEP_TIME))
-    kept = state.published.shaped_error, state.published.error = _Kept(), _Kept()
+    kept = state.published.shaped_error, state.published.error = _UndecayedError(), _UndecayedError()
     state.learn(rows)
     state.flush()
     return [np.concatenate(each.ape) for each in kept]
 
 
-class _Kept(PrequentialError):
+class _UndecayedError(PrequentialError):
     """Forgets nothing."""
 
     __slots__ = ("ape",)

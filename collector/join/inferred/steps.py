@@ -153,18 +153,18 @@ def _rebuilt_features(view: StepView, calibration: EngineCalibration) -> Floats:
     )
 
 
-def drops(view: StepView, stamps: Stamps, known: Mask, row_steps_max: int) -> list[tuple[RowDrop, Mask]]:
+def drops(view: StepView, stamps: Stamps, usable: Mask, row_steps_max: int) -> list[tuple[RowDrop, Mask]]:
     """Masks of the intervals between consecutive stamps that give no row, by reason; (len(stamps.step) - 1,) each.
 
     Args:
         view: the steps that the stamps index.
         stamps: the stamped boundaries.
-        known: steps that have a summary, or of which journeys tell enough, shape (m,).
+        usable: steps that have a summary, or of which journeys tell enough, shape (m,).
         row_steps_max: more steps make no row.
     """
     starts, here = stamps.step[:-1] - stamps.step[0], stamps.covered
     return [
-        (RowDrop.INCOMPLETE, np.logical_or.reduceat(~known[here], starts)),
+        (RowDrop.INCOMPLETE, np.logical_or.reduceat(~usable[here], starts)),
         (RowDrop.IDLE, np.logical_or.reduceat(view.empty[here], starts)),
         (RowDrop.TIME_ORDER, stamps.elapsed_ns < 0),  # of none at all the learner says that the clock is too coarse
         (RowDrop.TOO_LONG, np.diff(stamps.step) > row_steps_max),

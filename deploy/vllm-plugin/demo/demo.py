@@ -26,9 +26,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Final
 
-from environment import EnvironmentFailed, prepare
+from environment import EnvironmentSetupError, prepare
 from load import Load
-from server import ServerFailed, free_port, get, process, vllm, wait_until_up
+from server import ServerError, free_port, get, process, vllm, wait_until_up
 
 HOME: Final = Path(__file__).resolve().parents[3]
 ENVIRONMENT: Final = Path(__file__).resolve().parents[1] / ".vllm"
@@ -37,7 +37,7 @@ STEPS: Final = "steps"
 PAGES: Final = "pages"
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     """Print at once, also into a pipe."""
     print(text, flush=True)
 
@@ -64,14 +64,14 @@ def sidecar(directory: Path, settings: Mapping[str, str], scraped: str = "") -> 
 
 def run(seconds: float, rate: float, ranks: int, environment: Path, work: Path) -> dict[str, Any]:
     """Run everything; return the last snapshots by what they were learned from."""
-    binaries = prepare(environment, say)
+    binaries = prepare(environment, print_line)
     model = work / "model"
     from_vllm = [str(binaries / "python"), str(Path(__file__).with_name("model.py")), str(model)]
     with process(from_vllm, dict(os.environ), work / "model.log", work) as child:
         child.wait(120)
     port = free_port(20380)
     flags, variables = parallel(ranks) if ranks > 1 else ((), {})
-    say("starting vLLM on the CPU; its first start takes about a minute")
+    print_line("starting vLLM on the CPU; its first start takes about a minute")
     with vllm(binaries, model, f"tcp://127.0.0.1:{port}", work, *flags, **variables) as server:
         told = {
             "TRACEFIT_LISTEN": f"127.0.0.1:{free_port(4317)}",
@@ -79,18 +79,20 @@ def run(seconds: float, rate: float, ranks: int, environment: Path, work: Path) 
             "TRACEFIT_DISCOVER": f"http://127.0.0.1:{server.port}",
         }
         with sidecar(work / STEPS, told) as steps, scraping(server.port, work) as pages:
-            say(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
-            say(f"  sidecar   http://127.0.0.1:{steps}/ (status), /metrics, /snapshot: every pass, by the plugin")
-            say(f"  sidecar   http://127.0.0.1:{pages}/ the same of one that only asks for vLLM's /metrics")
+            print_line(f"  vLLM      http://127.0.0.1:{server.port}/v1/completions")
+            print_line(
+                f"  sidecar   http://127.0.0.1:{steps}/ (status), /metrics, /snapshot: every pass, by the plugin"
+            )
+            print_line(f"  sidecar   http://127.0.0.1:{pages}/ the same of one that only asks for vLLM's /metrics")
             load = Load("127.0.0.1", server.port, "tiny", random.Random(1))
             sender = threading.Thread(target=load.run, args=(seconds, rate), daemon=True)
             sender.start()
-            say("what one scheduler step costs, in us, as the evidence comes in")
+            print_line("what one scheduler step costs, in us, as the evidence comes in")
             while sender.is_alive():
                 sender.join(EVERY_S)
                 show(get(steps, "/snapshot"), STEPS)
                 show(get(pages, "/snapshot"), PAGES)
-            say(f"requests: {dict(load.outcomes)}")
+            print_line(f"requests: {dict(load.outcomes)}")
     # The sidecars have stopped in order: what still waited for its neighbours is learned, and on disk.
     files = {source: work / source / "snapshot.json" for source in (STEPS, PAGES)}
     return {source: json.loads(file.read_bytes()) for source, file in files.items() if file.exists()}
@@ -124,25 +126,27 @@ def show(body: bytes | None, source: str) -> None:
                     for f in model["features"]
                 )
                 error = f"{model['error']['median_ape']:.1%}" if model.get("error") else "?"
-                say(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {error}")
+                print_line(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {error}")
 
 
 def conclude(snapshot: dict[str, Any]) -> None:
     """Print the final table."""
     for config in snapshot["configs"]:
         facts = config["config"]
-        say(f"\n{facts.get('model', '?')} on vLLM {facts.get('vllm_version', '?')}, telemetry {config['telemetry']}")
+        print_line(
+            f"\n{facts.get('model', '?')} on vLLM {facts.get('vllm_version', '?')}, telemetry {config['telemetry']}"
+        )
         for engine in config["engines"]:
-            say(f"  engine {engine['instance']}: steps up to {engine.get('last_step', '?')}")
+            print_line(f"  engine {engine['instance']}: steps up to {engine.get('last_step', '?')}")
         for name, target in sorted(config["targets"].items()):
             for model_name, model in sorted(target["models"].items()):
                 error = model.get("error")
                 tail = f"mean error {error['mape']:.1%}, median {error['median_ape']:.1%}" if error else "no error yet"
                 mark = "*" if model_name == target["champion"] else " "
-                say(f"{mark} {target['vector']:>5} {name} / {model_name}: {model['rows']} rows, {tail}")
+                print_line(f"{mark} {target['vector']:>5} {name} / {model_name}: {model['rows']} rows, {tail}")
                 for f in model["features"]:
                     spread = f" ± {f['stderr']:.3g}" if f.get("stderr") is not None else ""
-                    say(
+                    print_line(
                         f"          {f['name']:<24} {f['coefficient']:>12.5g}{spread:<12} {f['unit']:<12} {f['status']}"
                     )
 
@@ -167,16 +171,16 @@ def main(arguments: list[str]) -> int:
         work.mkdir(parents=True, exist_ok=True)
         try:
             snapshots = run(args.seconds, args.rate, args.data_parallel_size, args.environment, work)
-        except (EnvironmentFailed, ServerFailed) as error:
-            say(f"error: {error}")
+        except (EnvironmentSetupError, ServerError) as error:
+            print_line(f"error: {error}")
             return 1
         except KeyboardInterrupt:
-            say("stopped")
+            print_line("stopped")
             return 1
     for snapshot in snapshots.values():
         conclude(snapshot)
     if not any(snapshot["configs"] for snapshot in snapshots.values()):
-        say("nothing was learned")
+        print_line("nothing was learned")
         return 1
     return 0
 

@@ -21,7 +21,7 @@ PLUGIN: Final = Path(__file__).resolve().parents[1]
 Say = Callable[[str], None]
 
 
-class EnvironmentFailed(Exception):
+class EnvironmentSetupError(Exception):
     """vLLM cannot be installed here; the text says why."""
 
 
@@ -86,7 +86,7 @@ def _run(command: list[str]) -> None:
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
         tail = (done.stderr or done.stdout).strip().splitlines()[-3:]
-        raise EnvironmentFailed(f"{' '.join(command[:6])} … failed: {' | '.join(tail)}")
+        raise EnvironmentSetupError(f"{' '.join(command[:6])} … failed: {' | '.join(tail)}")
 
 
 if __name__ == "__main__":

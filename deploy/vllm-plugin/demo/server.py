@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 STOP_S: Final = 20.0
 
 
-class ServerFailed(Exception):
+class ServerError(Exception):
     """A process did not come up; the text holds the end of its log."""
 
 
@@ -39,7 +39,7 @@ def free_port(wanted: int = 0) -> int:
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise ServerFailed("no free port on 127.0.0.1")
+    raise ServerError("no free port on 127.0.0.1")
 
 
 def get(port: int, path: str) -> bytes | None:
@@ -80,7 +80,7 @@ def wait_until_up(child: subprocess.Popen[bytes], port: int, path: str, log: Pat
     while get(port, path) is None:
         if child.poll() is not None or time.monotonic() > deadline:
             tail = log.read_text(errors="replace").strip().splitlines()[-8:]
-            raise ServerFailed(f"{log.stem} did not come up:\n" + "\n".join(tail))
+            raise ServerError(f"{log.stem} did not come up:\n" + "\n".join(tail))
         time.sleep(0.25)
 
 

@@ -28,7 +28,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent / "demo"), str(HERE.parent)]
 
-from environment import EnvironmentFailed, prepare  # noqa: E402
+from environment import EnvironmentSetupError, prepare  # noqa: E402
 from load import BRIEF, GROWING, KINDS, Load  # noqa: E402
 from server import free_port, vllm  # noqa: E402
 
@@ -94,7 +94,7 @@ def binaries():
     directory = Path(os.environ.get("TRACEFITVLLM_E2E_ENVIRONMENT", HERE.parent / ".vllm"))
     try:
         return prepare(directory, print)
-    except (EnvironmentFailed, OSError) as error:
+    except (EnvironmentSetupError, OSError) as error:
         pytest.skip(f"vLLM cannot be installed here: {error}")
 
 

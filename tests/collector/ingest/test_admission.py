@@ -143,7 +143,7 @@ def test_exports_are_taken_together_when_the_oldest_has_waited_or_there_are_many
 
 
 def test_a_connection_that_brought_what_it_announced_goes_first_and_who_sends_nothing_makes_room(monkeypatch):
-    monkeypatch.setattr("collector.ingest.budget.STALLED_S", 0.05)
+    monkeypatch.setattr("collector.ingest.budget.CONTENDED_TIMEOUT_S", 0.05)
     order = []
 
     async def receive(budget, connection, size_bytes, arrived):

@@ -44,8 +44,9 @@ def cannot_listen(endpoint: Endpoint, purpose: str, key: str, reason: str) -> St
 
 
 def sentence(error: Exception) -> str:
-    """What went wrong, in the words of the system where it has any."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    """What went wrong, in the words of the system where it has any, on one line."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return " ".join(text.split()) or type(error).__name__
 
 
 class SystemFiles:

@@ -117,7 +117,8 @@ class Durability:
             try:
                 self.log.open(position.read_from, position.newest)
             except OSError as error:
-                raise StartError(f"cannot use the log in {self._directory.path}: {error.strerror}") from None
+                where = error.filename or self._directory.path
+                raise StartError(f"cannot use the log, {where}: {error.strerror}") from None
             self._backlog = self.log.entries(position.read_from, self.log.newest)
         self._tell_beginning(position)
         self._task.start()

@@ -224,6 +224,12 @@ def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothin
         assert before.items() <= kept(tmp_path).items()
 
 
+def test_a_log_that_cannot_be_used_ends_the_start_with_its_file_named(tmp_path):
+    (tmp_path / "log.head").mkdir()
+    with pytest.raises(StartError, match=r"/log\.head: Is a directory"), running_sidecar(tmp_path, DURABILITY="log"):
+        pass
+
+
 def test_a_restart_after_a_kill_without_a_log_says_how_much_is_lost_and_how_old_the_state_is(tmp_path, caplog):
     with running_sidecar(tmp_path, CHECKPOINT_INTERVAL_S="3600") as sidecar:
         send(sidecar, 1)

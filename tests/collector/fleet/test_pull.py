@@ -88,6 +88,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "newer": file_of({"version": VERSION + 1, "parts": {}}),
         "large": b"x" * 200_001,
         "lies": (200, {"Content-Length": "9" * 12}, b""),
+        "odd": (200, {"Content-Length": "-1"}, b""),
         "moved": (301, {"Location": "http://127.0.0.1:1/"}, b""),
         "closed": 401,
         "young": 503,
@@ -101,9 +102,10 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "15 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 3 unexpected, 2 too_large, 2 nothing_yet"
+        "16 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 4 unexpected, 2 too_large, 2 nothing_yet"
     )
     text = "\n".join(noted)
+    assert text.count("\n") == 13, "each on one line, whatever came"
     for name, words in {
         "cut": "unexpected: corrupt state file",
         "newer": f"unexpected: state version {VERSION + 1} is not {VERSION}",

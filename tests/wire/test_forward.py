@@ -134,6 +134,7 @@ def test_a_log_that_is_full_of_what_a_backend_does_not_take_makes_room_for_learn
         for payload in exports:
             send(sidecar, payload)
             eventually(lambda: sidecar.queue.in_flight_bytes < 32 << 10)
+            eventually(lambda: value_of(sidecar.metrics, table.SIZE_BYTES, "log") < 980_000), "one more fits"
         assert value_of(sidecar.metrics, table.SPANS, "grpc", table.ACCEPTED) == len(exports)
         with Backend(port=port) as back:
             eventually(lambda: held_bytes(sidecar) == 0)

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from environment import EnvironmentSetupError, prepare
+from exporters.wording import estimate
 from load import Load
 from server import ServerError, free_port, get, process, vllm, wait_until_up
 
@@ -114,19 +115,26 @@ def scraping(port: int, work: Path) -> AbstractContextManager[int]:
     return sidecar(work / PAGES, closed, f"http://127.0.0.1:{port}/metrics")
 
 
+def cost(feature: Mapping[str, Any]) -> str:
+    """A coefficient as ``tracefit show`` prints it."""
+    return estimate(feature["coefficient"], feature.get("stderr"), feature["unit"])
+
+
+def error_of(model: Mapping[str, Any]) -> dict[str, float] | None:
+    """The error that ``tracefit show`` prints, if any is known."""
+    return model.get("shaped_error") or model.get("prediction_error") or model.get("error")
+
+
 def show(body: bytes | None, source: str) -> None:
     """Print one line on the step time."""
     for config in json.loads(body)["configs"] if body else ():
         target = config["targets"].get("step_time", {})
         for name, model in sorted(target.get("models", {}).items()):
             if model["features"] and name == target["champion"]:
-                cells = "  ".join(
-                    f"{f['name']} {f['coefficient']:.4g}"
-                    + (f"±{f['stderr']:.2g}" if f.get("stderr") is not None else "")
-                    for f in model["features"]
-                )
-                error = f"{model['error']['median_ape']:.1%}" if model.get("error") else "?"
-                print_line(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {error}")
+                cells = "  ".join(f"{f['name']} {cost(f)}" for f in model["features"])
+                error = error_of(model)
+                said = f"{error['median_ape']:.1%}" if error else "?"
+                print_line(f"{source:>5} {model['rows']:>6} rows  {name}: {cells}  median error {said}")
 
 
 def conclude(snapshot: dict[str, Any]) -> None:
@@ -140,15 +148,12 @@ def conclude(snapshot: dict[str, Any]) -> None:
             print_line(f"  engine {engine['instance']}: steps up to {engine.get('last_step', '?')}")
         for name, target in sorted(config["targets"].items()):
             for model_name, model in sorted(target["models"].items()):
-                error = model.get("error")
+                error = error_of(model)
                 tail = f"mean error {error['mape']:.1%}, median {error['median_ape']:.1%}" if error else "no error yet"
                 mark = "*" if model_name == target["champion"] else " "
                 print_line(f"{mark} {target['vector']:>5} {name} / {model_name}: {model['rows']} rows, {tail}")
                 for f in model["features"]:
-                    spread = f" ± {f['stderr']:.3g}" if f.get("stderr") is not None else ""
-                    print_line(
-                        f"          {f['name']:<24} {f['coefficient']:>12.5g}{spread:<12} {f['unit']:<12} {f['status']}"
-                    )
+                    print_line(f"          {f['name']:<24} {cost(f):<24} {f['status']}")
 
 
 def main(arguments: list[str]) -> int:

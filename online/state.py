@@ -100,10 +100,10 @@ def decode(data: bytes) -> Tree:
 
 # Format: by the first byte of a MessagePack value, how many bytes tell its length, and how many come besides. What an
 # extension holds is walked, too.
-_LENGTHS = dict(zip(b"\xc4\xc5\xc6\xd9\xda\xdb", (1, 2, 4, 1, 2, 4), strict=True))
+_LENGTHS = dict(zip(b"\xc4\xc5\xc6\xd9\xda\xdb", b"\1\2\4\1\2\4", strict=True))
 _OTHERS = {0xA0 + length: length for length in range(32)}
-_OTHERS |= dict(zip(range(0xC7, 0xD9), (2, 3, 5, 4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 1, 1, 1, 1, 1), strict=True))
-_OTHERS |= dict(zip(range(0xDC, 0xE0), (2, 4, 2, 4), strict=True))
+_OTHERS |= dict(zip(range(0xC7, 0xD9), b"\2\3\5\4\x08\1\2\4\x08\1\2\4\x08\1\1\1\1\1", strict=True))
+_OTHERS |= dict(zip(range(0xDC, 0xE0), b"\2\4\2\4", strict=True))
 
 
 def _refuse_too_many(content: bytes, most: int) -> None:

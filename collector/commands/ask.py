@@ -94,7 +94,7 @@ def ask(
         config = snapshot.config(which)
         answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except (NotFoundError, NoCoefficientsError) as error:
-        print_stderr(_refusal(error))
+        print_stderr(refusal(error))
         return EXIT_FAILED
     if in_json:
         print_stdout(answer.document())
@@ -113,7 +113,8 @@ def ask(
     return EXIT_OK if config.usable and fits else EXIT_FAILED
 
 
-def _refusal(error: Exception) -> str:
+def refusal(error: Exception) -> str:
+    """Why a question has no answer."""
     return f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}"
 
 
@@ -200,7 +201,7 @@ def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
     try:
         configs = (snapshot.config(which),) if which else snapshot.configs
     except NotFoundError as error:
-        print_stderr(_refusal(error))
+        print_stderr(refusal(error))
         return EXIT_FAILED
     if in_json:
         print_stdout(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))

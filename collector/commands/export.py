@@ -33,7 +33,7 @@ from exporters.what_if import meant_config
 from online import Snapshot
 from tracefit import NotFoundError
 
-from .ask import load_snapshot
+from .ask import load_snapshot, refusal
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
@@ -120,7 +120,7 @@ def export_snapshot(
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
     except (BlisError, NotFoundError) as error:
-        print_stderr(f"error: {'--which: ' if isinstance(error, NotFoundError) else ''}{error}")
+        print_stderr(refusal(error))
         return EXIT_FAILED
     if in_json:
         content = as_json({"content": content.decode(), "warnings": list(coefficients.warnings)}).encode()

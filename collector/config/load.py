@@ -330,20 +330,20 @@ def explain_key(name: str, set_by: Mapping[str, str], *, in_json: bool = False) 
     Raises:
         ValueError: nothing has this name; the message says what to type.
     """
-    keys = {key.name: key for key in every_key()}
+    keys = {key.name: Key(*(text.replace("`", "") for text in key)) for key in every_key()}
     if name and name not in keys:
         raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
     if in_json:
         chosen = [keys[name]] if name else keys.values()
         return json.dumps([{**key._asdict(), "set_by": set_by.get(key.name)} for key in chosen], indent=2)
     if not name:
-        rows = ((" *"[each in set_by], each, key.meaning.replace("`", "")) for each, key in keys.items())
-        return "\n".join([*(f"{mark} {each:<21}  {meaning}" for mark, each, meaning in rows), _STARRED])
+        lines = [f"{' *'[each in set_by]} {each:<21}  {key.meaning}" for each, key in keys.items()]
+        return "\n".join([*lines, _STARRED])
     key = keys[name]
-    lines = [key.name, textwrap.fill(key.meaning.replace("`", ""), 100), f"  takes     {key.values.replace('`', '')}"]
-    lines.append(f"  default   {key.default}")
+    lines = [key.name, textwrap.fill(key.meaning, 100), f"  takes     {key.values}", f"  default   {key.default}"]
     lines += [f"  variable  {_variable_of(name)}"] if name in _FIELDS else []
-    return "\n".join(lines + ([f"  set by    {set_by[name]}"] if name in set_by else []))
+    lines += [f"  set by    {set_by[name]}"] if name in set_by else []
+    return "\n".join(lines)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

@@ -5,7 +5,7 @@ import re
 from urllib.parse import urlencode
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from collector.cli import main
@@ -102,7 +102,6 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(path=st.sampled_from(["/predict", "/plan"]), query=st.dictionaries(st.sampled_from(NAMES) | st.text(), VALUES))
 def test_whatever_is_asked_it_answers_or_says_why_not(path, query):
     response = ask(f"{path}?{urlencode(query, errors='replace')}")

@@ -9,7 +9,7 @@ import math
 import msgspec
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exporters.blis import BlisError, bandwidth_of, blis_coefficients, export, render_flags, render_yaml
@@ -77,7 +77,6 @@ positive = st.floats(1e-6, 1e6)
 counts = st.integers(0, 100_000)
 
 
-@settings(deadline=None)
 @given(
     values=st.fixed_dictionaries(dict.fromkeys(COLUMNS, positive | st.just(0.0))),
     batch=st.tuples(counts, counts, counts, counts),
@@ -122,7 +121,6 @@ def test_the_file_says_how_far_its_line_is_off_steps_without_prompts_and_with_th
     assert said in file_of(config_with(step_time=msgspec.structs.replace(target, shape_factors=shapes)))
 
 
-@settings(deadline=None)
 @given(intercept=st.floats(0, 1e5), slope=st.floats(0, 100), tokens=st.floats(1, 5000))
 def test_alphas_are_whole_not_negative_and_true_to_the_mean(intercept, slope, tokens):
     alpha = exported(config_with(post_decode=line_target(intercept, slope, "output_tokens", tokens))).alpha

@@ -28,7 +28,7 @@ def passes(kept):
 
 @pytest.mark.parametrize("resumed_are_new", [False, True])
 @pytest.mark.parametrize("kind", [Scheduler, AsyncScheduler])
-@settings(max_examples=10)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(requests=REQUESTS, aborts=st.sets(st.integers(0, 11)), blocks=st.integers(20, 40))
 def test_every_step_is_told_as_it_was_on_both_wires(resumed_are_new, kind, requests, aborts, blocks):
     for wire in ("fpm", "otlp"):

@@ -16,7 +16,7 @@ from tests.support.banks import RLS, features_of, learned, restarted
 from tests.support.linear_steps import steps
 
 
-@settings(max_examples=8)
+@settings(max_examples=settings.default.max_examples // 4)
 @given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(1, 300), min_size=1, max_size=12))
 def test_call_sizes_do_not_matter(seed, cuts):
     rows = steps(700, seed, stalls=0.01).rows

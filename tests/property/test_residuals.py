@@ -25,7 +25,7 @@ def _cumulative(residuals):
     return [] if residuals is None else [*np.cumsum(residuals.rows).tolist(), residuals.ratio_sum]
 
 
-@settings(max_examples=5)
+@settings(max_examples=settings.default.max_examples // 6)
 @given(seed=st.integers(0, 500), drift=st.sampled_from([None, 500]), size=st.integers(20, 90))
 def test_whoever_looks_sees_them_only_grow_whatever_the_machine_does(seed, drift, size):
     rows = steps(900, seed, stalls=0.02, warm_up=True, drift_at=drift, gain=1.6).rows

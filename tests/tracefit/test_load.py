@@ -6,7 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracefit
@@ -125,7 +125,6 @@ def test_a_coefficient_that_is_no_finite_number_is_refused(value):
     ),
     st.data(),
 )
-@settings(max_examples=150, deadline=None)
 def test_whatever_stands_anywhere_it_is_read_or_refused(junk, data):
     bent = tree()
     node, path = bent, []

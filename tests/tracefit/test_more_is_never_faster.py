@@ -81,7 +81,7 @@ LOADS = (st.sampled_from((2, 5, 20, 100, 500)), st.sampled_from((1, 2, 5, 20, 60
 @pytest.mark.parametrize("scheduling", ["sync", "async"])
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=6)
+@settings(max_examples=settings.default.max_examples // 5)
 def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, prompt):
     config = config_of(learned(telemetry, seed, FEW, scheduling=scheduling))
     assert_rising(ttft_by_prompt(config, output, concurrency))
@@ -90,7 +90,7 @@ def test_more_is_never_faster(telemetry, scheduling, seed, output, concurrency, 
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6), *LOADS)
-@settings(max_examples=5)
+@settings(max_examples=settings.default.max_examples // 6)
 def test_a_plan_keeps_its_target_at_every_smaller_load(telemetry, seed, output, concurrency, prompt):
     """Also where some batches were measured to be faster than smaller ones."""
     assert_plan_keeps_targets(config_of(learned(telemetry, seed, MANY)), prompt, output, concurrency)
@@ -149,7 +149,7 @@ def assert_no_first_token_before_its_step(config, prompts):
 
 @pytest.mark.parametrize("telemetry", QUALITIES)
 @given(st.integers(0, 10**6))
-@settings(max_examples=8)
+@settings(max_examples=settings.default.max_examples // 4)
 def test_the_first_token_takes_at_least_the_step_of_its_prompt(telemetry, seed):
     """By coefficients alone: a step is told as it was measured, a request without what was slow by chance."""
     document = learned(telemetry, seed, FEW)

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracefit
@@ -21,7 +21,6 @@ def test_at_the_answer_the_target_holds_and_one_more_breaks_it():
 
 
 @given(st.floats(100, 8000), st.floats(2, 1500), st.floats(9, 200), st.booleans())
-@settings(max_examples=60, deadline=None)
 def test_every_smaller_probe_of_the_curve_keeps_the_target(prompt, output, itl_ms, safe):
     plan = CONFIG.plan(prompt_tokens=prompt, output_tokens=output, itl_ms=itl_ms, safe=safe)
     for point in plan.curve:

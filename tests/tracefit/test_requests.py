@@ -7,7 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import tracefit
@@ -276,7 +276,6 @@ work = {
 
 
 @given(**work, concurrency=st.floats(1, 500))
-@settings(max_examples=150)
 def test_every_answer_is_whole_and_littles_law_holds(concurrency, **asked):
     seen = CONFIG.request(concurrency=concurrency, **asked)
     for each in (seen.ttft, seen.itl, seen.e2e):
@@ -289,7 +288,6 @@ def test_every_answer_is_whole_and_littles_law_holds(concurrency, **asked):
 
 
 @given(**work, concurrency=st.integers(1, 200))
-@settings(max_examples=100)
 def test_more_cached_prompt_is_never_later(concurrency, **asked):
     asked["prefix_hit"] = 0.0
     cold = BARE.assuming(max_num_batched_tokens=10**9).request(concurrency=concurrency, **asked)

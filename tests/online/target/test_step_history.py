@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from online.target.history import DAY_NS, POINTS_MAX, ROWS_MAX, SPACING_NS, StepHistory
@@ -57,7 +57,6 @@ LEARNER = SimpleNamespace(
 """A learner whose error bars are not known."""
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 3000), st.integers(S, 2 * SPACING_NS))
 @example(717, 126_315_789_474)  # where points came too seldom for the distance of the day's beginning
 def test_the_course_is_bounded_grows_and_reaches_back_a_day(n, apart_ns):

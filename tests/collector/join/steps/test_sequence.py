@@ -118,7 +118,7 @@ def rebuilt_exactly(run, order, *, budget=512, asynchronous=False):
     return stops.tolist()
 
 
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(
     seed=st.integers(0, 10_000),
     asynchronous=st.booleans(),

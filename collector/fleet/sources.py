@@ -67,7 +67,8 @@ def find_places(source: str, resolve: Resolve = addresses_of) -> list[Place]:
         return [FleetSource(name, PullOutcome.UNREACHABLE, sentence(error))]
 
 
-STATE_BYTES_MAX = 1 << 30
+STATE_BYTES_MAX = 1 << 26
+"""A configuration takes some 30 KiB; all that are asked at once have to find room on the volume."""
 TIMEOUT_S = 10.0
 """Longest time for one state."""
 CONNECTIONS = 16

@@ -21,9 +21,9 @@ class of each kind has no end and is named LOW+. A name is read by its LOW and T
 
 **Surface.** r_c rows of cell c were seen; P_c, n_c, C_c are the usual work of its steps, t_c their microseconds; s is
 what a token of context costs among steps of about one size, s_c of n_c requests. n s is straight in n between the
-middles of the strata that say it, after isotonic regression, and s is the same beyond. It is of all sizes where no
-stratum says it, and b_C where nobody does, or where a row is the mean of many steps, which are of many sizes. Cells
-with prefill and cells without it are two kinds. At the middle (P, n) of every cell of a kind, seen or not:
+middles of the strata that say it, after isotonic regression, and s is the same beyond. It is b_C where no stratum says
+it, or where a row is the mean of many steps, which are of many sizes. Cells with prefill and cells without it are two
+kinds. At the middle (P, n) of every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s_c C_c) / x_c
@@ -178,11 +178,11 @@ class _Nodes(NamedTuple):
         return max(least_us, few_us + part * (many_us - few_us))
 
 
-def _context_nodes(by_stratum: Mapping[str, float], of_all_us: float) -> tuple[list[float], list[float]]:
+def _context_nodes(by_stratum: Mapping[str, float], else_us: float) -> tuple[list[float], list[float]]:
     """Middles of the strata that say s, and n s there; 0 requests before, and twice the last behind, where s is its."""
     smallest = ((smallest_step(name), us) for name, us in by_stratum.items())
     told = sorted((0.5 * (3.0 * step[1] - 1.0), us) for step, us in smallest if step is not None and step[1] >= 1.0)
-    sizes, each_us = zip(*told or [(1.0, of_all_us)], strict=True)
+    sizes, each_us = zip(*told or [(1.0, else_us)], strict=True)
     costs = _isotonic(list(map(mul, sizes, each_us)), [1.0] * len(sizes), [math.inf] * len(sizes))
     return [0.0, *sizes, 2.0 * sizes[-1]], [0.0, *costs, 2.0 * costs[-1]]
 
@@ -232,8 +232,7 @@ class StepSurface:
         self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         self._nearest: dict[str, Ratios] = {}
-        context_us = target.context_us_per_token if told and not of_means else None
-        context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
+        context_us = coefficients.us.get("decode_context_tokens", 0.0)
         self._contexts = _context_nodes(target.context_us if told and not of_means else {}, context_us)
         self._decodes: dict[_Place, _Seen] = {}
         self._prefills = self._decodes if by_size else {}

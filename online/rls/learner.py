@@ -360,7 +360,7 @@ class RlsLearner(Stateful):
         return diagnose(fit, g, self.scale, variance, shapes, by_pages=self.by_pages)
 
     def context_us(self) -> tuple[float | None, dict[str, float]]:
-        """What a token of context costs among steps of about one size: of all, None where not sure; by stratum."""
+        """What a token of context costs among steps of about one size: of all, None where not known; by stratum."""
         if _CONTEXT_TOKENS not in self.features.names:
             return None, {}
         column = self.features.names.index(_CONTEXT_TOKENS)

@@ -27,8 +27,6 @@ Reference: Kulhavy, Restricted exponential forgetting in real-time identificatio
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
@@ -113,13 +111,15 @@ class Strata(Stateful):
         Waugh 1933):
 
             d_s = A_jj - A_jo A_oo^-1 A_oj      n_s = b_j - A_jo A_oo^-1 b_o          o: the other features
-            slope = sum_s n_s / sum_s d_s       sd = scale / sqrt(sum_s d_s)          scale: of the residuals
+            slope_s = n_s / d_s        slope = sum_s n_s / sum_s d_s        d = sum_s d_s
 
-        That of all is None unless it is sure to a tenth. Kernels read contexts of few requests at another speed than
-        those of many. So each stratum has its own slope, as far as that is surely another than m, the slope of all, or
-        the coefficient where that is not known (Breiman's garrote, Technometrics 1995):
+        Kernels read contexts of few requests at another speed than those of many, so each stratum has its own. A slope
+        is believed as far as it is surely another than what stands for it else (Breiman's garrote, Technometrics 1995):
 
-            slope_s = m + (n_s / d_s - m) max(0, 1 - (3 scale)^2 / d_s (n_s / d_s - m)^2)
+            m   = b + (slope - b) max(0, 1 - (3 scale)^2 / d (slope - b)^2)             b: the coefficient
+            m_s = m + (slope_s - m) max(0, 1 - (3 scale)^2 / d_s (slope_s - m)^2)       scale: of the residuals
+
+        m is None where no stratum says anything.
         """
         target = self.q - 2
         others = np.array([each for each in range(target) if each != column], np.int64)
@@ -136,14 +136,11 @@ class Strata(Stateful):
         left = strata[:, column, [column, target]] - explained
         varies = left[:, 0] > 100.0 * RELATIVE_RIDGE * strata[:, column, column]
         weight, wanted = left[varies].T
-        total = float(weight.sum())
-        slope = float(wanted.sum()) / total if total > 0.0 else 0.0
-        of_all = slope if slope > 0.0 and slope * math.sqrt(total) > 10.0 * scale else None
-        mean = coefficient if of_all is None else of_all
-        apart = wanted / weight - mean
-        kept = 1.0 - (SURE_SD * scale) ** 2 / np.maximum(weight * apart * apart, TINY)
-        slopes = mean + apart * np.maximum(kept, 0.0)
-        return of_all, dict(zip(ids[varies].tolist(), np.maximum(slopes, 0.0).tolist(), strict=True))
+        if not len(weight):
+            return None, {}
+        of_all = float(_believed(wanted.sum(keepdims=True), weight.sum(keepdims=True), coefficient, scale)[0])
+        slopes = _believed(wanted, weight, of_all, scale)
+        return of_all, dict(zip(ids[varies].tolist(), slopes.tolist(), strict=True))
 
     # ---------------------------------------------------------------- changing what is known
 
@@ -224,6 +221,14 @@ def points_of(z: Floats) -> Ints:
     context = np.minimum(np.maximum(np.frexp(z[:, _CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
     points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
     return points
+
+
+def _believed(wanted: Floats, weight: Floats, mean: float, scale: float) -> Floats:
+    """Slopes wanted / weight as far as they are surely another than ``mean``, and at least 0, (k,)."""
+    apart = wanted / weight - mean
+    kept = 1.0 - (SURE_SD * scale) ** 2 / np.maximum(weight * apart * apart, TINY)
+    slopes: Floats = np.maximum(mean + apart * np.maximum(kept, 0.0), 0.0)
+    return slopes
 
 
 def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import enum
 import math
 from collections import defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import msgspec
@@ -109,19 +108,17 @@ class Meaning(enum.IntEnum):
     E2E_SECONDS = 18
     QUEUE_SECONDS = 19
     INFERENCE_SECONDS = 20
-    ITL_SECONDS_SQUARED = 21
-    """Sum of the squares of the latencies, each at the middle of its bucket."""
-    FIRST_TOKEN_SECONDS = 22
+    FIRST_TOKEN_SECONDS = 21
     """From arrival to first token, of the requests of ``FIRST_TOKENS``; what other models of a page learn from."""
-    PREFILL_SECONDS = 23
+    PREFILL_SECONDS = 22
     """From when they were scheduled to their first token, of the requests of ``E2E_COUNT``."""
-    DECODE_STEPS = 24
+    DECODE_STEPS = 23
     """Those of the steps in which requests decode, where others only prefill."""
-    GPU_SECONDS = 25
+    GPU_SECONDS = 24
     """For how long the GPU was busy with forward passes."""
-    FLOPS = 26
+    FLOPS = 25
     """Floating-point operations of one GPU as the engine estimates them."""
-    MEMORY_BYTES = 27
+    MEMORY_BYTES = 26
     """Bytes that one GPU reads and writes, as the engine estimates them."""
 
 
@@ -170,7 +167,6 @@ _VLLM = _BOTH | {
     Meaning.INFERENCE_SECONDS: "request_inference_time_seconds_sum",
     Meaning.FIRST_TOKEN_SECONDS: "time_to_first_token_seconds_sum",
     Meaning.PREFILL_SECONDS: "request_prefill_time_seconds_sum",
-    Meaning.ITL_SECONDS_SQUARED: "inter_token_latency_seconds_bucket",
     Meaning.PREFIX_HIT_TOKENS: "prefix_cache_hits_total external_prefix_cache_hits_total",
 }
 
@@ -212,9 +208,6 @@ _READ = frozenset((*SERIES, CACHE_INFO))
 _SPECULATION = b"\nvllm:spec_decode_num_drafts", b"\nsglang:spec_verify_calls_total"
 """Prefixes of lines that only servers with speculative decoding write."""
 
-BOUND_LABEL = "le"
-"""Upper bound of a histogram's bucket, which counts all that is below."""
-
 ENGINE_LABEL = "engine"
 """Which data-parallel rank a series of vLLM is of; series that differ in other labels add up."""
 
@@ -233,9 +226,9 @@ PAGE_BYTES_MAX = 8 * 2**20
 ENGINES_MAX = 64
 """Data-parallel ranks on one page."""
 SERIES_MAX = 16_384
-"""Needed series on one page: 64 ranks have some 5,000."""
+"""Needed series on one page: 64 ranks have some 1,700."""
 SERIES_BYTES_MAX = 2 * 2**20
-"""Bytes of these series: 64 ranks have 0.6 MB; the densest labels take half a microsecond a byte."""
+"""Bytes of these series: 64 ranks have 0.2 MB; the densest labels take half a microsecond a byte."""
 VALUE_MAX = 2.0**53
 """Beyond it a counter no longer counts by one."""
 _ESTIMATE_MAX = 1e30
@@ -342,20 +335,14 @@ class _Engine:
         self._name, self._model, self._flavour = name, model, flavour
         self.facts = dict(facts)
         self._values: defaultdict[Meaning, float] = defaultdict(float)
-        self._histograms: dict[tuple[Meaning, frozenset[tuple[str, str]]], dict[float, float]] = {}
 
     def add(self, labels: Labels, every: tuple[Series, ...], value: float) -> None:
         """Add a sample of a family to every meaning that the family has."""
-        bound = labels.pop(BOUND_LABEL, None)
         for _, meaning, mode in every:
             if not labels.get("mode", "").startswith(mode):
                 continue
             good = 0.0 <= value <= (_ESTIMATE_MAX if meaning in ESTIMATES else VALUE_MAX)
-            if bound is None:
-                self._values[meaning] += value if good else NAN
-            elif 0.0 <= (upper := _bound(bound)) <= VALUE_MAX or upper == math.inf:
-                buckets = self._histograms.setdefault((meaning, frozenset(labels.items())), {})
-                buckets.setdefault(upper, value if good else NAN)  # 1e999 and +Inf are one bound
+            self._values[meaning] += value if good else NAN
 
     def missing(self) -> tuple[str, ...]:
         """Names of families without which there are no rows."""
@@ -364,33 +351,10 @@ class _Engine:
 
     def reading(self) -> EngineReading | None:
         """The reading of this engine; None where a value is not a number."""
-        for (meaning, _), buckets in self._histograms.items():
-            self._values[meaning] += _squares(buckets)
         if any(map(math.isnan, self._values.values())):
             return None
         values = tuple([self._values.get(meaning, NAN) for meaning in Meaning])
         return EngineReading(self._name, self._model, self._flavour, values, self.facts)
-
-
-def _squares(buckets: Mapping[float, float]) -> float:
-    """Sum of the squares of what was counted by upper bound, each at the middle of its bucket.
-
-    Every bucket also counts what is in those below it.
-    """
-    total = low = below = 0.0
-    for bound, counted in sorted(buckets.items()):
-        middle = (low + bound) / 2.0 if bound < math.inf else low
-        total += (counted - below) * middle**2
-        low, below = bound, counted
-    return total
-
-
-def _bound(text: str) -> float:
-    """A number; NaN for anything else."""
-    try:
-        return float(text)
-    except ValueError:
-        return NAN
 
 
 def _cache_facts(labels: Labels, engines: int) -> dict[str, int | bool]:

@@ -1,42 +1,34 @@
-"""What is known of ARRIVED -> QUEUED beside the rows of idle arrivals, and of what requests wait until the first token.
+"""What is known of ARRIVED -> QUEUED beside the rows of idle arrivals, and of a step that the engine schedules ahead.
 
 Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
-only. Where hardly a request finds the engine idle, ARRIVED -> HANDOFF stands in for the API's own work; where there are
-only a page's sums, the plain mean less the mean wait for the running step; of an un-forked server, what the steps leave
-of the time T to the first token of requests that meet a busy engine in which nobody waits for a first token.
+only. Where hardly a request finds the engine idle, the median of ARRIVED -> HANDOFF stands in for the API's own work.
 
-Where spans tell queue and prefill, w = T - queue - prefill is the API's own time and the rest of a running decode step,
-uniform on (0, s): the API's own time is the lower end of a uniform distribution, by its P10 and P50,
+Of an un-forked server, w is what passes from arrival to first token without queue and prefill. Its lower end is the
+API's own time, for the rest of a running step is uniform between 0 and s:
 
     api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
 
-(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Prefill then tells the
-steps that were handed over before it came:
+(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Of m requests that
+ended between two pages w is the mean, which is nearer to half a step. So (1 - 1 / sqrt m) / 2 of a step is taken off,
+at the pace of their tokens.
 
-    waited = (prefill - b P - e) / d        d: time of a step of the batch that it met, by ``step_time``
-                                            e: what the experts cost that only a step with a prompt touches
+Prefill tells how many steps pass until the first token:
 
-The median of ``waited`` over the longest third of prompts is above 1.5 where a step is scheduled ahead, else around 1:
-their tokens say most of b P. Their own pace is no d: it has the prompts of others, too. Prompts that take several steps
-are left out. Where prefills of the shortest or of the longest third differ from b P + e + (1 + a) d by a quarter in the
-median, as where any prompt costs a time of its own, coefficients of means lack what prompts cost: nothing is usable. Of
-a page, a window in which requests ended says the same of their means, by their pace, for it tells of no batch, and w
-where it was one. Where spans tell neither, a request gets its first token after
+    steps = (prefill - b P - e) / d
 
-    T = api + (1/2 + a + 1) s + b P        s: time of a step, its own pace   P: prompt tokens   b: of ``step_time``
+P are prompt tokens at their price b in ``step_time``; e is what the experts cost that only a step with a prompt
+touches; d is a step of the batch that the request met, by ``step_time``, or of its own pace where nobody tells the
+batch, as on a page. Prompts that may take several steps are left out.
 
-half a running step, its own prefill, and a steps that were handed over before it came: a = 0 where the engine schedules
-when a step ends, 1 where it schedules one ahead (asynchronous). a is the one of the two that leaves the smaller mean
-absolute deviation; api is the median of what remains. Who waited for a slot beside somebody else is left out.
+Where the longest third of prompts takes more than 1.5 steps in the median, the engine schedules a step ahead
+(asynchronous): most of their time is told by their tokens. Where the shortest third or the longest is off by three
+quarters of a step even so, as with sparse attention or speculative decoding, coefficients of means lack what prompts
+cost, and nothing is usable.
 
-Of pages the latest 60 quarter minutes i are kept, with m_i requests that waited W_i in sum, watched for t_i seconds in
-which a request would have waited s_i for the running step:
+Spans may tell the time to the first token alone. It takes the place of prefill, and has half a running step and api as
+well: more than 2.5 steps show one scheduled ahead, and the median of the rest is api.
 
-    own   = max(sum W / sum m - sum t s / sum t, 0)
-    own_i = max(W_i / m_i - s_i, 0)         P10, P50 and P90 of own_i / own are the interval
-
-No page has a histogram of this wait, so that there is no median of requests, only of quarter minutes.
-Times are in microseconds; nothing is told by fewer than 20 requests.
+Times are in microseconds. Fewer than 20 requests tell nothing.
 """
 
 from __future__ import annotations
@@ -53,7 +45,6 @@ from collector.decode import MISSING, ApiSpan, CoreSpan, SpanEventKind
 from online import (
     FeatureSnapshot,
     Floats,
-    IntervalSnapshot,
     ModelSnapshot,
     Reason,
     TargetSnapshot,
@@ -63,23 +54,21 @@ from online import (
 ARRIVALS_MAX = 2048
 """Requests of each process that are remembered."""
 _REQUESTS_MIN = 20
-_STEPS_WAITED = (1.5, 2.5)
-"""Half a running step and its own; and one that was handed over before."""
+_AHEAD, _OFF = 1.5, 0.75
+"""Steps until the first token that show one scheduled ahead; how far off they may be even so."""
+_STEPS_UNTOLD = 1.5
+"""Of a request that tells its first token alone: half a running step, and its own."""
 _SPREAD_TO_SE = 1.57
 """From the mean absolute deviation to the standard error of a median, times the root of n, of a normal distribution."""
-_PREFILL_OFF = math.log(1.25)
 _PRICE_OF_A_PROMPT = (
-    "short or long prompts take a quarter more or less than the coefficients say, as with sparse attention or "
-    "speculative decoding, and only telemetry of single steps tells why"
+    "short or long prompts take a step more or less than the coefficients say, as with sparse attention or speculative "
+    "decoding, and only telemetry of single steps tells why"
 )
 TOKEN_BUDGET = 2048.0
 """Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
 HANDOFFS_MAX = 512
-_PIECE_S = 15.0
-PIECES_MAX = 60
-_PIECES_MIN = 8
 
-Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e300)]
+Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e200)]
 
 
 class BusyArrival(NamedTuple):
@@ -91,12 +80,12 @@ class BusyArrival(NamedTuple):
     ``context_tokens``: of those that it met, together.
     """
 
-    wait_us: Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
+    wait_us: Annotated[float, msgspec.Meta(ge=-1e200, le=1e200)]
     pace_us: Amount
     prompt_tokens: Amount
     in_flight: Amount = 0.0
     prefill_us: Amount = 0.0
-    requests: Amount = 1.0
+    requests: Annotated[float, msgspec.Meta(ge=1.0, le=1e100)] = 1.0
     is_known: bool = False
     """Queue and prefill are."""
     context_tokens: Amount = 0.0
@@ -107,29 +96,16 @@ Arrivals = NDArray[np.void]
 _ARRIVAL_DTYPE = np.dtype([(name, "?" if name == "is_known" else "f8") for name in BusyArrival._fields])
 
 
-class WaitsOfPages(NamedTuple):
-    """Of a quarter of a minute: how many requests ended and what they waited, together.
-
-    For how long it was watched what a request would have waited for the running step, and that, times these seconds.
-    """
-
-    requests: Amount = 0.0
-    wait_us: Amount = 0.0
-    watched_s: Amount = 0.0
-    step_wait_us_s: Amount = 0.0
-
-
 class ApiQueueing(msgspec.Struct):
     """Sums over all requests of one emitter, and the latest of them, the newest last; a checkpoint keeps it as it is.
 
-    ``arrivals`` met a busy engine; ``pieces`` are from pages, and the newest still grows.
+    ``arrivals`` met a busy engine.
     """
 
     requests: Amount = 0.0
     wait_us: Amount = 0.0
     handoffs_us: list[Amount] = []
     arrivals: list[BusyArrival] = []
-    pieces: list[WaitsOfPages] = []
 
     def add(self, span: CoreSpan, api: ApiSpan) -> None:
         """Count one request with its API span."""
@@ -152,13 +128,6 @@ class ApiQueueing(msgspec.Struct):
         taken, self.arrivals = self.arrivals, []
         return taken
 
-    def add_waits(self, waits: WaitsOfPages) -> None:
-        """Take what happened between two pages."""
-        if not self.pieces or self.pieces[-1].watched_s >= _PIECE_S:
-            self.pieces.append(WaitsOfPages())
-            del self.pieces[:-PIECES_MAX]
-        self.pieces[-1] = WaitsOfPages(*map(sum, zip(self.pieces[-1], waits, strict=True)))
-
 
 def with_fallbacks(
     target: TargetSnapshot | None,
@@ -171,36 +140,33 @@ def with_fallbacks(
 
     Args:
         target: learned from the rows of idle arrivals.
-        queueings: what the configuration's emitters counted.
+        queueings: what the configuration's emitters remember.
         step: what the same configuration publishes of its steps.
         hits_hidden: prompts may have been in the prefix cache, and nobody tells.
     """
-    told = list(queueings)
-    arrivals = np.array([each for queueing in told for each in queueing.arrivals], _ARRIVAL_DTYPE)
-    pieces = np.array([each for queueing in told for each in queueing.pieces]).reshape(-1, len(WaitsOfPages._fields))
-    handoffs_us = [each for queueing in told for each in queueing.handoffs_us]
-    costs, is_known = _StepCosts.of(step, hits_hidden=hits_hidden), arrivals["is_known"]
-    prefills_us, own_us, step_us = _prefills(arrivals[is_known], costs)
-    waited = (prefills_us - own_us) / step_us
-    third = math.ceil(len(waited) / 3)
-    ahead = len(waited) >= _REQUESTS_MIN and median_of(waited[-third:]) > _STEPS_WAITED[0]
+    emitters = list(queueings)
+    arrivals = np.array([each for queueing in emitters for each in queueing.arrivals], _ARRIVAL_DTYPE)
+    handoffs_us = [each for queueing in emitters for each in queueing.handoffs_us]
+    told, untold = arrivals[arrivals["is_known"]], arrivals[~arrivals["is_known"]]
+    costs = _StepCosts.of(step, hits_hidden=hits_hidden)
+    waited_us, steps_us = costs.waited(told["prefill_us"], told)
+    ends = _ends(waited_us / steps_us)
+    ahead = ends is not None and ends[1] > _AHEAD
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
     if idle_rows < _REQUESTS_MIN and len(handoffs_us) >= _REQUESTS_MIN:
         target = _only_intercept(median_of(handoffs_us), len(handoffs_us))
     elif idle_rows < _REQUESTS_MIN:
-        by_spans = _of_waits(arrivals[is_known], ahead=ahead) or _of_first_tokens(arrivals[~is_known], costs)
-        target = by_spans or target or _of_pages(*pieces.T)
+        target = _of_told(told, ahead=ahead) or _of_untold(untold, costs) or target
     if target is None:
         return None
     if target.step_ahead_us is None and ahead:
         target = msgspec.structs.replace(target, step_ahead_us=0.0)
-    off = np.log(prefills_us / (own_us + (1.0 + ahead) * step_us))
-    if third >= _REQUESTS_MIN and any(abs(median_of(end)) > _PREFILL_OFF for end in (off[:third], off[-third:])):
+    if ends is not None and any(abs(end - 1.0 - ahead) > _OFF for end in ends):
         target = msgspec.structs.replace(target, doubts=[_PRICE_OF_A_PROMPT])
-    requests, waits_us, *_ = pieces.sum(axis=0)
-    requests += sum(queueing.requests for queueing in told)
-    waits_us += sum(queueing.wait_us for queueing in told)
-    return msgspec.structs.replace(target, mean_us=float(waits_us / requests)) if requests else target
+    ended = told[told["in_flight"] == 0.0]  # of pages, on which each request is counted
+    requests = sum(queueing.requests for queueing in emitters) + float(ended["requests"].sum())
+    wait_us = sum(queueing.wait_us for queueing in emitters) + float(ended["wait_us"] @ ended["requests"])
+    return msgspec.structs.replace(target, mean_us=wait_us / requests) if requests else target
 
 
 class _StepCosts(NamedTuple):
@@ -230,68 +196,53 @@ class _StepCosts(NamedTuple):
             prefill_us = 0.0
         return cls(prefill_us, experts_us * (1.0 - touched), step_us + experts_us * touched, request_us, context_us)
 
+    def waited(self, first_us: Floats, arrivals: Arrivals) -> tuple[Floats, Floats]:
+        """What their prompts leave of ``first_us``, until their first tokens; the shortest prompt first.
 
-def _prefills(arrivals: Arrivals, costs: _StepCosts) -> tuple[Floats, Floats, Floats]:
-    """Of those whose prefill is known, the shortest prompt first: prefill, b P + e and d."""
-    known = np.sort(_timed(arrivals[arrivals["prefill_us"] > 0.0]), order="prompt_tokens")
-    met = known["in_flight"]
-    batch_us = costs.step_us + costs.request_us * met + costs.context_us * known["context_tokens"]
-    step_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
-    return known["prefill_us"], costs.prefill_us_per_token * known["prompt_tokens"] + costs.experts_us, step_us
+        And a step of the batch that each met; where nobody told it, or the coefficients, of its own pace.
+        """
+        order = np.argsort(arrivals["prompt_tokens"], kind="stable")
+        known, first_us = arrivals[order], first_us[order]
+        met, prompts_us = known["in_flight"], self.prefill_us_per_token * known["prompt_tokens"] + self.experts_us
+        batch_us = self.step_us + self.request_us * met + self.context_us * known["context_tokens"]
+        steps_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
+        is_timed = (first_us >= 1.0) & (steps_us >= 1.0)
+        return (first_us - prompts_us)[is_timed], steps_us[is_timed]
 
 
-def _timed(arrivals: Arrivals) -> Arrivals:
-    """Those that waited, and whose steps took, a microsecond or more."""
-    return arrivals[(arrivals["wait_us"] >= 1.0) & (arrivals["pace_us"] >= 1.0)]
+def _ends(steps: Floats) -> tuple[float, float] | None:
+    """Medians of the shortest and of the longest third of prompts; None of too few."""
+    third = math.ceil(len(steps) / 3)
+    return (median_of(steps[:third]), median_of(steps[-third:])) if len(steps) >= _REQUESTS_MIN else None
 
 
-def _of_waits(arrivals: Arrivals, *, ahead: bool) -> TargetSnapshot | None:
+def _of_told(told: Arrivals, *, ahead: bool) -> TargetSnapshot | None:
     """The API's own time by requests that tell their queue and their prefill; None of too few."""
-    waits_us = arrivals["wait_us"][arrivals["requests"] == 1.0]
-    if len(waits_us) < _REQUESTS_MIN:
+    if len(told) < _REQUESTS_MIN:
         return None
+    waits_us = told["wait_us"] - (1.0 - 1.0 / np.sqrt(told["requests"])) / 2.0 * told["pace_us"]
     low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
     step_us = (middle_us - low_us) / 0.4
-    return _of_busy(low_us - 0.1 * step_us, 0.354 * step_us, arrivals, ahead=ahead)
+    return _of_busy(low_us - 0.1 * step_us, told, 0.354 * step_us / math.sqrt(len(told)), ahead=ahead)
 
 
-def _of_first_tokens(arrivals: Arrivals, costs: _StepCosts) -> TargetSnapshot | None:
+def _of_untold(untold: Arrivals, costs: _StepCosts) -> TargetSnapshot | None:
     """The same by requests that tell their first token alone."""
-    timed = _timed(arrivals)
-    if len(timed) < _REQUESTS_MIN:
+    waited_us, steps_us = costs.waited(untold["wait_us"], untold)
+    if (ends := _ends(waited_us / steps_us)) is None:
         return None
-    rests_us = [
-        timed["wait_us"] - steps * timed["pace_us"] - costs.prefill_us_per_token * timed["prompt_tokens"]
-        for steps in _STEPS_WAITED
-    ]
-    apis_us = [median_of(rest_us) for rest_us in rests_us]
-    spreads_us = [float(np.abs(rest_us - api_us).mean()) for rest_us, api_us in zip(rests_us, apis_us, strict=True)]
-    ahead = spreads_us[1] < spreads_us[0]
-    return _of_busy(apis_us[ahead], _SPREAD_TO_SE * spreads_us[ahead], timed, ahead=ahead)
+    ahead = ends[1] > _STEPS_UNTOLD + 1.0
+    rests_us = waited_us - (_STEPS_UNTOLD + ahead) * steps_us
+    api_us = median_of(rests_us)
+    stderr_us = _SPREAD_TO_SE * float(np.abs(rests_us - api_us).mean()) / math.sqrt(len(rests_us))
+    return _of_busy(api_us, untold, stderr_us, ahead=ahead)
 
 
-def _of_busy(api_us: float, spread_us: float, arrivals: Arrivals, *, ahead: bool) -> TargetSnapshot:
+def _of_busy(api_us: float, arrivals: Arrivals, stderr_us: float, *, ahead: bool) -> TargetSnapshot:
     """A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean."""
     ahead_us = median_of(arrivals["pace_us"]) if ahead else None
-    stderr_us = spread_us / math.sqrt(len(arrivals))
     target = _only_intercept(max(api_us, 0.0) + (ahead_us or 0.0), len(arrivals), stderr_us)
     return msgspec.structs.replace(target, step_ahead_us=ahead_us)
-
-
-def _of_pages(requests: Floats, waits_us: Floats, watched_s: Floats, step_waits_us_s: Floats) -> TargetSnapshot | None:
-    """What is remembered of pages, with its scatter from one piece to the next."""
-    if requests.sum() < _REQUESTS_MIN or not watched_s.any():
-        return None
-    own_us = max(float(waits_us.sum() / requests.sum() - step_waits_us_s.sum() / watched_s.sum()), 0.0)
-    both = (requests > 0.0) & (watched_s > 0.0)
-    each_us = np.maximum(waits_us[both] / requests[both] - step_waits_us_s[both] / watched_s[both], 0.0)
-    stderr_us, interval = None, None
-    if len(each_us) >= _PIECES_MIN and own_us > 0.0:
-        low, middle, high = (np.quantile(each_us, (0.1, 0.5, 0.9)) / own_us).tolist()
-        interval = IntervalSnapshot(p10=low, p50=middle, p90=high)
-        stderr_us = float(each_us.std() / math.sqrt(len(each_us)))
-    target = _only_intercept(own_us, len(requests), stderr_us)
-    return msgspec.structs.replace(target, interval=interval)
 
 
 def _only_intercept(intercept_us: float, rows: int, stderr_us: float | None = None) -> TargetSnapshot:

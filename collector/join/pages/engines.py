@@ -32,7 +32,7 @@ from collector.join.passes import PassEngine
 from collector.telemetry import RowDrop
 from online import Quality, RowBlock, Target
 
-from .scrape_windows import ScrapeWindows, add_waits
+from .scrape_windows import ScrapeWindows, ended
 
 _SCRAPES_MAX = 256
 _STEPS_MIN, _STEPS_MAX = 100.0, 4096.0
@@ -111,7 +111,7 @@ class PageEngine(Emitter):
         self.newest_unix_ns = newest.unix_ns if newest is not None else 0
         if before is not None and newest is not None and not self.windows.scrapes_to_skip:
             budget = self.facts.number("max_num_batched_tokens") or TOKEN_BUDGET
-            add_waits(self.api_queueing, before, newest, self.windows.front_ends, budget)
+            self.api_queueing.add_arrivals(ended(before, newest, budget))
         self.completeness.count(unix_ns, reading.values[Meaning.STEPS] / self.windows.front_ends)
         for spans in self.spans.values():
             spans.count(unix_ns, reading.values[Meaning.FINISHED])

@@ -35,18 +35,6 @@ Where nobody decodes, there is no row.
 A row of n steps carries n lines: k of them share its prefill, the rest has none, so that columns that are not sums
 (has_prefill, hinges) are near what they were.
 
-Between arrival and queue, from two scrapes: sums that were recorded at the same event, and the running step.
-
-    wait     = de2e - dqueue - dinference                        all recorded when a request ends; mean: / dcount
-    step     = sum T^2 / (2 sum T) * busy                        mean wait for the step that runs at a random moment
-    busy     = n sum T / D / dt                                  n steps, D decoding requests summed over them
-
-A request that arrives waits for the running step before the engine sees it, which is most of ``wait`` on a busy engine
-and no work of anybody: ``wait - step`` is what the server does beside its steps. T are the latencies of the window's
-decoding requests, their squares by bucket. Within a window the batch hardly changes, so that latencies stand for
-steps; over a longer time they do not, for long steps have many requests. A step belongs to the window
-in which it ends, so ``busy`` may exceed 1 in one. Microseconds; nothing across a restart.
-
 Which two scrapes make a row: windows end at scrapes between prompts and hold enough steps.
 
 A prompt is credited whole at its last chunk, so a window that ends within a prefill has computed what the next one is
@@ -70,7 +58,7 @@ from typing import NamedTuple
 import numpy as np
 
 from collector.decode.pages import EngineReading, Flavour, Meaning
-from collector.join.api_queueing import ApiQueueing, BusyArrival, WaitsOfPages
+from collector.join.api_queueing import BusyArrival
 from collector.join.rows import raw_features
 from collector.telemetry import RowDrop
 from online import Quality, RowBlock, Target
@@ -246,42 +234,32 @@ def row_of(
     return replace(row, offsets=np.array([0, steps]))
 
 
-BUSY_MAX = 8.0
-"""A step lasts no longer than that many windows."""
+def ended(start: Scrape, end: Scrape, budget_tokens: float) -> list[BusyArrival]:
+    """The requests that ended between two neighbouring scrapes, as one of their means; nothing across a restart.
 
-
-def add_waits(queueing: ApiQueueing, start: Scrape, end: Scrape, front_ends: int, budget_tokens: float) -> None:
-    """Count what happened between two neighbouring scrapes; ``front_ends``: front ends that count every step."""
-    change, elapsed_s = end.since(start), (end.mono_ns - start.mono_ns) / 1e9
-    if elapsed_s <= 0.0 or is_counter_reset(change):
-        return
+    Where one waited for a slot, or its prompt for more steps than one, their prefill is not told.
+    """
+    change = end.since(start)
     requests = change[Meaning.E2E_COUNT]
-    wait_s = change[Meaning.E2E_SECONDS] - change[Meaning.QUEUE_SECONDS] - change[Meaning.INFERENCE_SECONDS]
-    if requests > 0.0 and wait_s >= 0.0:
-        queueing.add_waits(WaitsOfPages(requests, 1e6 * wait_s))
-        queueing.add_arrivals(_ended(change, requests, wait_s, budget_tokens))
-    squares, latency_s, decoded = (
-        change[each] for each in (Meaning.ITL_SECONDS_SQUARED, Meaning.ITL_SECONDS, Meaning.ITL_COUNT)
-    )
-    busy_s = change[Meaning.STEPS] / front_ends * latency_s / decoded if decoded > 0.0 else 0.0
-    waited_s2 = squares / (2.0 * latency_s) * min(busy_s, BUSY_MAX * elapsed_s) if latency_s > 0.0 else squares
-    if 1e9 * elapsed_s <= CLOSE_SCRAPES_NS and waited_s2 >= 0.0:  # NaN where steps or buckets are not counted
-        queueing.add_waits(WaitsOfPages(watched_s=elapsed_s, step_wait_us_s=1e6 * waited_s2))
+    if is_counter_reset(change) or not requests >= 1.0:
+        return []
+    e2e_s, queue_s, inference_s, prefill_s, prompt, tokens = (change[meaning] / requests for meaning in _OF_ENDED)
+    pace_s = (inference_s - prefill_s) / max(tokens - 1.0, 1.0)
+    if not (e2e_s - queue_s - inference_s >= 0.0 and prefill_s >= 0.0 and prompt >= 0.0 and pace_s >= 0.0):
+        return []  # some may not be counted
+    prefill_us = 1e6 * prefill_s if queue_s < pace_s and prompt < budget_tokens else 0.0
+    wait_us = 1e6 * (e2e_s - queue_s - inference_s)
+    return [BusyArrival(wait_us, 1e6 * pace_s, prompt, prefill_us=prefill_us, requests=requests, is_known=True)]
 
 
-def _ended(change: tuple[float, ...], requests: float, wait_s: float, budget_tokens: float) -> list[BusyArrival]:
-    """The requests that ended between two scrapes, as one of their means, unless they waited for a slot."""
-    mean = [each / requests for each in change]
-    prefill_s, tokens = mean[Meaning.PREFILL_SECONDS], mean[Meaning.FINISHED_GENERATED_TOKENS]
-    prompt = mean[Meaning.FINISHED_PROMPT_TOKENS]
-    if not (prefill_s > 0.0 and tokens > 1.0 and prompt >= 0.0):
-        return []
-    pace_s = (mean[Meaning.INFERENCE_SECONDS] - prefill_s) / (tokens - 1.0)
-    if not mean[Meaning.QUEUE_SECONDS] < pace_s:
-        return []
-    prefill_us = 1e6 * prefill_s if prompt < budget_tokens else 0.0
-    wait_us, pace_us = 1e6 * wait_s / requests, 1e6 * pace_s
-    return [BusyArrival(wait_us, pace_us, prompt, prefill_us=prefill_us, requests=requests, is_known=True)]
+_OF_ENDED = (
+    Meaning.E2E_SECONDS,
+    Meaning.QUEUE_SECONDS,
+    Meaning.INFERENCE_SECONDS,
+    Meaning.PREFILL_SECONDS,
+    Meaning.FINISHED_PROMPT_TOKENS,
+    Meaning.FINISHED_GENERATED_TOKENS,
+)
 
 
 MID_PROMPT_SCRAPES_MAX = 6

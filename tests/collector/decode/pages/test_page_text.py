@@ -76,22 +76,6 @@ def test_a_page_tells_its_numbers_by_their_families_and_facts():
         assert only(page + family + b'_total{model_name="m"} 0.0\n').facts == told
 
 
-def test_buckets_of_latencies_give_the_sum_of_their_squares():
-    bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} %d.0\n'
-    rows = [("0.1", 4), ("0.025", 1), ("0.5", 6), ("+Inf", 7)]  # 1 below 25 ms, 3 to 0.1 s, 2 to 0.5 s, 1 beyond
-    histogram = "".join(bucket % row for row in rows).encode()
-    squares = only(VLLM + histogram).values[Meaning.ITL_SECONDS_SQUARED]
-    assert squares == pytest.approx(0.0125**2 + 3 * 0.0625**2 + 2 * 0.3**2 + 0.5**2)
-    assert math.isnan(only(VLLM + histogram.replace(b'le="', b'le="x')).values[Meaning.ITL_SECONDS_SQUARED])
-
-
-@pytest.mark.parametrize("bound", ["1e200", "1e308", "nan", "-1", "-inf", "many", "1e999"])
-def test_a_bucket_without_a_sensible_bound_is_left_out_and_of_two_without_an_end_one(bound):
-    bucket = 'vllm:inter_token_latency_seconds_bucket{le="%s",model_name="m"} 3.0\n'
-    page = VLLM + "".join(bucket % each for each in ("0.1", bound, "+Inf")).encode()
-    assert only(page).values[Meaning.ITL_SECONDS_SQUARED] == pytest.approx(3 * 0.05**2)
-
-
 def counters(reading):
     return reading.values[: Meaning.KV_USED_TOKENS]
 

@@ -21,6 +21,7 @@ settings.register_profile("same", settings.get_profile("explore"), derandomize=T
 settings.load_profile("same")
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Three for two cores, because some tests wait for processes, sockets and clocks."""
     return 3 * (os.cpu_count() or 1) // 2 or 1

@@ -41,6 +41,7 @@ MEANT = {
     "compare": "diff",
     "check-config": "config check",
     "validate": "config check",
+    "explain": "config explain",
 }
 """What newcomers type, and what they mean by it."""
 MEANT_OPTIONS = {
@@ -87,9 +88,9 @@ def describe_usage_error(error: click.UsageError) -> str:
 def _meant_command(error: click.NoSuchCommand) -> str:
     """What to type in place of a command that the group does not have."""
     name, has = error.command_name, list(getattr(error.ctx and error.ctx.command, "commands", ()))
-    others = [each for each in MEANT.values() if each != name]  # `lab run` is no command, `run` is
-    near = f"; did you mean {MEANT[name]!r}?" if name in MEANT else suggestion(name, [*has, *others])
-    return near or f"; there are {', '.join(has)}"
+    meant = {word: meant for word, meant in MEANT.items() if word not in has}
+    words = {*has, *meant, *meant.values()} - ({name} - {*meant})  # `lab run` is no command, `run` is
+    return suggestion(name, sorted(words), meant=meant) or f"; there are {', '.join(has)}"
 
 
 def _meant_option(error: click.NoSuchOption) -> str:

@@ -106,7 +106,9 @@ def ask(
             for line in _curve_lines(answer.result):
                 print_stdout(line)
     if answer.question.query != question.query:
-        print_stderr("the context is the usual one of such a batch; --context says another")
+        known = answer.question.query["decode_context_tokens"]
+        of_batch = "the usual one of such a batch" if known else "not known, and taken as 0"
+        print_stderr(f"the context is {of_batch}; --context says another")
     for why, text in answer.caveats():
         print_stderr(f"{why}: {text}")
     fits = not isinstance(answer.result, Plan) or answer.result.concurrency
@@ -126,7 +128,7 @@ def _curve_lines(answer: Plan) -> Iterator[str]:
         marks = "  <-" if at.concurrency == answer.concurrency else ""
         marks += "  outside of what was seen" if at.extrapolated else ""
         yield (
-            f"  {at.concurrency:>9.0f} {duration(at.itl.us):>10} {duration(at.ttft.us):>10} "
+            f"  {at.concurrency:>9.0f} {duration(at.itl.us) if at.itl.us else '–':>10} {duration(at.ttft.us):>10} "
             f"{significant(at.requests_per_s):>11} {at.output_tokens_per_s:>9,.0f}{marks}"
         )
 

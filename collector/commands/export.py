@@ -126,7 +126,7 @@ def export_snapshot(
         content = as_json({"content": content.decode(), "warnings": list(coefficients.warnings)}).encode()
     for warning in coefficients.warnings:
         print_stderr(f"warning: {warning}")
-    if out is None:
+    if out is None or str(out) == "-":
         print_stdout(content.decode().removesuffix("\n"))
     else:
         write_atomically(out, content)

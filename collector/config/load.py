@@ -78,13 +78,14 @@ def with_scheme(source: str) -> str:
     return f"http://{source}" if is_endpoint(source.partition("/")[0]) else source
 
 
-def suggestion(word: str, words: Iterable[str], likeness: float = 0.6) -> str:
-    """``; did you mean 'x'?`` for the nearest of some words, empty if none is near."""
+def suggestion(word: str, words: Iterable[str], likeness: float = 0.6, meant: Mapping[str, str] | None = None) -> str:
+    """``; did you mean 'x'?`` for the nearest of some words, or what it is ``meant`` for; empty if none is near."""
     import difflib  # noqa: PLC0415 -- needed by who is wrong only
 
     names = {each.lower(): each for each in words}
     near = difflib.get_close_matches(word.lower(), names, 1, likeness)
-    return f"; did you mean {names[near[0]]!r}?" if near else ""
+    nearest = names[near[0]] if near else ""
+    return f"; did you mean {(meant or {}).get(nearest, nearest)!r}?" if near else ""
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

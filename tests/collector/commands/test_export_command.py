@@ -60,7 +60,7 @@ def test_what_is_missing_or_not_good_enough_is_one_sentence_and_no_file(export, 
 def test_the_flags_are_one_line_without_a_warning_where_all_is_identified(export):
     first_alphas = []
     for alpha in ("server", "effective"):
-        code, out, noted = export("both", f"--which 0f3c --alpha {alpha}")
+        code, out, noted = export("both", f"--which 0f3c --alpha {alpha} --out -")
         assert (code, out.count("\n"), noted) == (0, 1, "")
         first_alphas.append(int(out.split()[1].split(",")[0]))
     assert first_alphas[0] < first_alphas[1]

@@ -339,7 +339,7 @@ def _config(tree: Tree) -> ConfigDocument:
         {
             key: printable(value) if isinstance(value, str) else value
             for key, value in facts.items()
-            if isinstance(value, (str, int, float, bool))
+            if isinstance(value, (str, int)) or (isinstance(value, float) and abs(value) < FINITE_MAX)
         },
         _text(tree, "telemetry"),
         len(engines),

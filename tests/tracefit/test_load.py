@@ -117,6 +117,13 @@ def test_a_coefficient_that_is_no_finite_number_is_refused(value):
     assert "expected a finite number" in refused(text.encode())
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_fact_that_is_no_finite_number_is_none(value):
+    bent = tree()
+    bent["configs"][0]["config"] = {"model": "m", "dtype": value}
+    assert config_of(bent).facts == {"model": "m"}
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.floats() | st.text(max_size=5),

@@ -242,7 +242,7 @@ def demo(
     directory = directory.absolute()
     engine = directory.name if gpu else ""
     forget_last_run(directory)
-    course, interrupted = Course(), False
+    table, interrupted = LearningTable(), False
     try:
         with running_sidecar(directory, clock) as sidecar:
             listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
@@ -253,16 +253,16 @@ def demo(
             print_stdout(f"  OTLP/gRPC  {listen}")
             print_stdout("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
             print_stdout("What one step costs, as the evidence comes in; ± is half of a 95 % interval. Ctrl-C ends it.")
-            watch = watch_of(course, f"http://{pages}", clock)
+            watch = watch_of(table, f"http://{pages}", clock)
             send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch)
     except KeyboardInterrupt:
         interrupted = True
         print_stdout("stopping")
-    learned = conclude(directory / SNAPSHOT_NAME, course, question)
+    learned = conclude(directory / SNAPSHOT_NAME, table, question)
     return EXIT_OK if learned or interrupted else EXIT_FAILED
 
 
-class Course:
+class LearningTable:
     """The table of the step's coefficients: a line where rows were learned since the last one."""
 
     def __init__(self) -> None:
@@ -287,7 +287,7 @@ def _line(when: str, rows: str, cells: Iterable[str], error: str) -> str:
     return f"{when:>9} {rows:>6}{''.join(f'{cell:>{_CELL}}' for cell in cells)} {error:>6}"
 
 
-def watch_of(course: Course, address: str, clock: Clock) -> Callable[[float], None]:
+def watch_of(table: LearningTable, address: str, clock: Clock) -> Callable[[float], None]:
     """What asks the sidecar for new coefficients, every 1.5 s at most."""
     due_ns = 0
 
@@ -297,18 +297,18 @@ def watch_of(course: Course, address: str, clock: Clock) -> Callable[[float], No
             return
         due_ns = clock.monotonic_ns() + int(POLL_S * 1e9)
         with contextlib.suppress(tracefit.LoadError):
-            course.add(f"{recorded_s:.0f} s", tracefit.load(address).configs)
+            table.add(f"{recorded_s:.0f} s", tracefit.load(address).configs)
 
     return watch
 
 
-def conclude(path: Path, course: Course, question: Mapping[str, float]) -> bool:
+def conclude(path: Path, table: LearningTable, question: Mapping[str, float]) -> bool:
     """What was learned at the end, the verdict on it, and what one asks of it next; False if nothing was."""
     if not path.is_file():
         print_stdout("nothing was learned")
         return False
     snapshot = tracefit.load(path)
-    course.add("end", snapshot.configs)
+    table.add("end", snapshot.configs)
     for config in snapshot.configs:
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             print_stdout(line)

@@ -1,32 +1,29 @@
-"""What is known of ARRIVED -> QUEUED beside the rows of idle arrivals, and of a step that the engine schedules ahead.
+"""What requests that meet others tell of ``api_queueing``, and of a step that the engine schedules ahead.
 
-Requests that meet a busy engine wait for the running step, which no coefficient may carry: they are in the plain mean
-only. Where hardly a request finds the engine idle, the median of ARRIVED -> HANDOFF stands in for the API's own work.
+``api_queueing`` is learned from requests that find the engine idle. Where hardly one does, others stand in: of a fork
+the median of ARRIVED -> HANDOFF, which is the API's own work. Else they wait for the running step as well, but one in
+twenty hardly waits at all:
 
-Of an un-forked server, w is what passes from arrival to first token without queue and prefill. Its lower end is the
-API's own time, for the rest of a running step is uniform between 0 and s:
+    api = 5 % quantile of w - (1 - 1 / sqrt m) s / 2
 
-    api = w10 - 0.1 s, s = (w50 - w10) / 0.4          se = 0.354 s / sqrt(n)
+w is what passes from arrival to first token, without queue and prefill. Of m requests that ended between two pages it
+is their mean, which is nearer to half a step s, at the pace of their tokens.
 
-(variances of sample quantiles: Kendall and Stuart, The Advanced Theory of Statistics 1, 10.10). Of m requests that
-ended between two pages w is the mean, which is nearer to half a step. So (1 - 1 / sqrt m) / 2 of a step is taken off,
-at the pace of their tokens.
+More may pass from when a prompt is scheduled to its first token than the coefficients tell. It is taken to be the same
+for all prompts, and is part of ``api_queueing``:
 
-Prefill tells how many steps pass until the first token:
-
-    steps = (prefill - b P - e) / d
+    rest = max(median of prefill - b P - e - d, 0)
 
 P are prompt tokens at their price b in ``step_time``; e is what the experts cost that only a step with a prompt
-touches; d is a step of the batch that the request met, by ``step_time``, or of its own pace where nobody tells the
-batch, as on a page. Prompts that may take several steps are left out.
+touches; d is a step of the batch that the request met, by ``step_time``, or s where nobody tells the batch, as on a
+page. Prompts that may take several steps are left out.
 
-Where the longest third of prompts takes more than 1.5 steps in the median, the engine schedules a step ahead
-(asynchronous): most of their time is told by their tokens. Where the shortest third or the longest is off by three
-quarters of a step even so, as with sparse attention or speculative decoding, coefficients of means lack what prompts
-cost, and nothing is usable.
+Where the rest of the longest third of prompts is above d / 2, the engine schedules a step ahead (asynchronous): most of
+their time is told by their tokens. Where without that step the shortest third or the longest is off by another one, as
+with sparse attention or speculative decoding, no constant is right, and nothing is usable.
 
-Spans may tell the time to the first token alone. It takes the place of prefill, and has half a running step and api as
-well: more than 2.5 steps show one scheduled ahead, and the median of the rest is api.
+Spans may tell the time to the first token alone. Then it takes the place of prefill. Half of the running step is taken
+off as well; api is in the rest, which has to be above d to show a step scheduled ahead, and raises no doubt.
 
 Times are in microseconds. Fewer than 20 requests tell nothing.
 """
@@ -42,31 +39,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, SpanEventKind
-from online import (
-    FeatureSnapshot,
-    Floats,
-    ModelSnapshot,
-    Reason,
-    TargetSnapshot,
-    median_of,
-)
+from online import FeatureSnapshot, Floats, ModelSnapshot, Reason, TargetSnapshot, median_of
 
 ARRIVALS_MAX = 2048
 """Requests of each process that are remembered."""
+HANDOFFS_MAX = 512
+TOKEN_BUDGET = 2048.0
+"""Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
 _REQUESTS_MIN = 20
-_AHEAD, _OFF = 1.5, 0.75
-"""Steps until the first token that show one scheduled ahead; how far off they may be even so."""
-_STEPS_UNTOLD = 1.5
-"""Of a request that tells its first token alone: half a running step, and its own."""
+_FASTEST = 0.05
 _SPREAD_TO_SE = 1.57
 """From the mean absolute deviation to the standard error of a median, times the root of n, of a normal distribution."""
 _PRICE_OF_A_PROMPT = (
     "short or long prompts take a step more or less than the coefficients say, as with sparse attention or speculative "
     "decoding, and only telemetry of single steps tells why"
 )
-TOKEN_BUDGET = 2048.0
-"""Of a step where nobody told ``max_num_batched_tokens``: longer prompts may take several."""
-HANDOFFS_MAX = 512
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e200)]
 
@@ -136,7 +123,9 @@ def with_fallbacks(
     *,
     hits_hidden: bool = False,
 ) -> TargetSnapshot | None:
-    """The target with the plain mean of all requests; with too few idle rows, what stands in their place.
+    """The target with the plain mean of all requests, and with what coefficients leave of prefills.
+
+    With too few idle rows others stand in their place.
 
     Args:
         target: learned from the rows of idle arrivals.
@@ -148,25 +137,22 @@ def with_fallbacks(
     arrivals = np.array([each for queueing in emitters for each in queueing.arrivals], _ARRIVAL_DTYPE)
     handoffs_us = [each for queueing in emitters for each in queueing.handoffs_us]
     told, untold = arrivals[arrivals["is_known"]], arrivals[~arrivals["is_known"]]
-    costs = _StepCosts.of(step, hits_hidden=hits_hidden)
-    waited_us, steps_us = costs.waited(told["prefill_us"], told)
-    ends = _ends(waited_us / steps_us)
-    ahead = ends is not None and ends[1] > _AHEAD
     idle_rows = max((model.rows for model in target.models.values()), default=0) if target is not None else 0
+    is_told = max(idle_rows, len(told)) >= _REQUESTS_MIN
     if idle_rows < _REQUESTS_MIN and len(handoffs_us) >= _REQUESTS_MIN:
         target = _only_intercept(median_of(handoffs_us), len(handoffs_us))
-    elif idle_rows < _REQUESTS_MIN:
-        target = _of_told(told, ahead=ahead) or _of_untold(untold, costs) or target
+    elif idle_rows < _REQUESTS_MIN and is_told:
+        target = _only_intercept(_own_time(told), len(told))
+    elif idle_rows < _REQUESTS_MIN <= len(untold):
+        target = _only_intercept(0.0, len(untold))
     if target is None:
         return None
-    if target.step_ahead_us is None and ahead:
-        target = msgspec.structs.replace(target, step_ahead_us=0.0)
-    if ends is not None and any(abs(end - 1.0 - ahead) > _OFF for end in ends):
-        target = msgspec.structs.replace(target, doubts=[_PRICE_OF_A_PROMPT])
     ended = told[told["in_flight"] == 0.0]  # of pages, on which each request is counted
     requests = sum(queueing.requests for queueing in emitters) + float(ended["requests"].sum())
     wait_us = sum(queueing.wait_us for queueing in emitters) + float(ended["wait_us"] @ ended["requests"])
-    return msgspec.structs.replace(target, mean_us=wait_us / requests) if requests else target
+    target = msgspec.structs.replace(target, mean_us=wait_us / requests) if requests else target
+    costs = _StepCosts.of(step, hits_hidden=hits_hidden)
+    return _with_rest(target, told if is_told else untold, costs, is_told=is_told)
 
 
 class _StepCosts(NamedTuple):
@@ -196,58 +182,66 @@ class _StepCosts(NamedTuple):
             prefill_us = 0.0
         return cls(prefill_us, experts_us * (1.0 - touched), step_us + experts_us * touched, request_us, context_us)
 
-    def waited(self, first_us: Floats, arrivals: Arrivals) -> tuple[Floats, Floats]:
-        """What their prompts leave of ``first_us``, until their first tokens; the shortest prompt first.
-
-        And a step of the batch that each met; where nobody told it, or the coefficients, of its own pace.
-        """
-        order = np.argsort(arrivals["prompt_tokens"], kind="stable")
-        known, first_us = arrivals[order], first_us[order]
-        met, prompts_us = known["in_flight"], self.prefill_us_per_token * known["prompt_tokens"] + self.experts_us
-        batch_us = self.step_us + self.request_us * met + self.context_us * known["context_tokens"]
-        steps_us = np.where((met > 0.0) & (batch_us >= 1.0), batch_us, known["pace_us"])
-        is_timed = (first_us >= 1.0) & (steps_us >= 1.0)
-        return (first_us - prompts_us)[is_timed], steps_us[is_timed]
+    def steps_us(self, arrivals: Arrivals) -> Floats:
+        """A step of the batch that each met; where nobody told it, or the coefficients, of its own pace."""
+        met = arrivals["in_flight"]
+        steps_us = self.step_us + self.request_us * met + self.context_us * arrivals["context_tokens"]
+        return np.where((met > 0.0) & (steps_us >= 1.0), steps_us, arrivals["pace_us"])
 
 
-def _ends(steps: Floats) -> tuple[float, float] | None:
-    """Medians of the shortest and of the longest third of prompts; None of too few."""
-    third = math.ceil(len(steps) / 3)
-    return (median_of(steps[:third]), median_of(steps[-third:])) if len(steps) >= _REQUESTS_MIN else None
+def _own_time(told: Arrivals) -> float:
+    """The API's own time, of those that hardly waited for a step."""
+    half_us = told["pace_us"] / 2.0
+    waits_us = told["wait_us"] - (1.0 - 1.0 / np.sqrt(told["requests"])) * half_us
+    return max(float(np.quantile(waits_us, _FASTEST)), 0.0)
 
 
-def _of_told(told: Arrivals, *, ahead: bool) -> TargetSnapshot | None:
-    """The API's own time by requests that tell their queue and their prefill; None of too few."""
-    if len(told) < _REQUESTS_MIN:
-        return None
-    waits_us = told["wait_us"] - (1.0 - 1.0 / np.sqrt(told["requests"])) / 2.0 * told["pace_us"]
-    low_us, middle_us = np.quantile(waits_us, (0.1, 0.5)).tolist()
-    step_us = (middle_us - low_us) / 0.4
-    return _of_busy(low_us - 0.1 * step_us, told, 0.354 * step_us / math.sqrt(len(told)), ahead=ahead)
+def _with_rest(target: TargetSnapshot, arrivals: Arrivals, costs: _StepCosts, *, is_told: bool) -> TargetSnapshot:
+    """The target with what coefficients leave of the time to first tokens, and what that says.
+
+    A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean.
+    """
+    arrivals = np.sort(arrivals, order="prompt_tokens")
+    first_us, steps = (arrivals["prefill_us"], 1.0) if is_told else (arrivals["wait_us"], 1.5)
+    steps_us = costs.steps_us(arrivals)
+    rests_us = first_us - costs.prefill_us_per_token * arrivals["prompt_tokens"] - costs.experts_us - steps * steps_us
+    is_timed = (first_us >= 1.0) & (steps_us >= 1.0)
+    rests_us, steps_us = rests_us[is_timed], steps_us[is_timed]
+    if len(rests_us) < _REQUESTS_MIN:
+        return target
+    rests, third = rests_us / steps_us, math.ceil(len(rests_us) / 3)
+    short, long = median_of(rests[:third]), median_of(rests[-third:])
+    ahead = long > steps - 0.5
+    is_off = is_told and any(abs(rest - ahead) > 1.0 for rest in (short, long))
+    rest_us = max(median_of(rests_us), 0.0)
+    stderr_us = _SPREAD_TO_SE * float(np.abs(rests_us - rest_us).mean()) / math.sqrt(len(rests_us))
+    return msgspec.structs.replace(
+        target,
+        models={name: _later(model, rest_us, stderr_us) for name, model in target.models.items()},
+        step_ahead_us=median_of(steps_us) if ahead else None,
+        doubts=[_PRICE_OF_A_PROMPT] if is_off else [],
+    )
 
 
-def _of_untold(untold: Arrivals, costs: _StepCosts) -> TargetSnapshot | None:
-    """The same by requests that tell their first token alone."""
-    waited_us, steps_us = costs.waited(untold["wait_us"], untold)
-    if (ends := _ends(waited_us / steps_us)) is None:
-        return None
-    ahead = ends[1] > _STEPS_UNTOLD + 1.0
-    rests_us = waited_us - (_STEPS_UNTOLD + ahead) * steps_us
-    api_us = median_of(rests_us)
-    stderr_us = _SPREAD_TO_SE * float(np.abs(rests_us - api_us).mean()) / math.sqrt(len(rests_us))
-    return _of_busy(api_us, untold, stderr_us, ahead=ahead)
+def _later(model: ModelSnapshot, by_us: float, stderr_us: float) -> ModelSnapshot:
+    """A model whose intercept is so much larger, with that error where it had none."""
+    replace = msgspec.structs.replace
+    features = [
+        replace(
+            each,
+            coefficient=max(each.coefficient + by_us, 0.0),
+            stderr=stderr_us if each.stderr is None else each.stderr,
+        )
+        if each.name == "intercept"
+        else each
+        for each in model.features
+    ]
+    return replace(model, features=features)
 
 
-def _of_busy(api_us: float, arrivals: Arrivals, stderr_us: float, *, ahead: bool) -> TargetSnapshot:
-    """A step scheduled ahead is in the intercept: a simulator that knows of none is right in the mean."""
-    ahead_us = median_of(arrivals["pace_us"]) if ahead else None
-    target = _only_intercept(max(api_us, 0.0) + (ahead_us or 0.0), len(arrivals), stderr_us)
-    return msgspec.structs.replace(target, step_ahead_us=ahead_us)
-
-
-def _only_intercept(intercept_us: float, rows: int, stderr_us: float | None = None) -> TargetSnapshot:
+def _only_intercept(intercept_us: float, rows: int) -> TargetSnapshot:
     intercept = FeatureSnapshot(
-        name="intercept", unit="us", coefficient=intercept_us, stderr=stderr_us, status="weak", reason=Reason.DERIVED
+        name="intercept", unit="us", coefficient=intercept_us, status="weak", reason=Reason.DERIVED
     )
     model = ModelSnapshot(features=[intercept], rows=rows, effective_rows=float(rows))
     return TargetSnapshot(vector="alpha", unit="us", champion="portable", models={"portable": model})

@@ -64,10 +64,10 @@ def test_experts_that_only_a_step_with_a_prompt_touches_are_no_step_scheduled_ah
 
 
 @pytest.mark.parametrize("third", [0, 1, 2])
-def test_the_shortest_or_the_longest_prompts_that_take_much_less_than_told_are_a_doubt(third):
+def test_the_shortest_or_the_longest_prompts_that_take_three_steps_more_are_a_doubt(third):
     """Those in the middle are none: what they take is between what both ends do."""
-    prefills_us = [(100.0 * (n + 10) + 1_000.0) * (6.0 if n // 30 == third else 10.0) for n in range(90)]
-    arrivals = [BusyArrival(9_000.0, 10_000.0, 10.0 * (n + 10), prefill_us=us) for n, us in enumerate(prefills_us)]
+    prefills_us = [1_000.0 * n + 10_000.0 * (4.0 if n // 30 == third else 1.0) for n in range(90)]
+    arrivals = [BusyArrival(9_000.0, 10_000.0, 10.0 * n, prefill_us=us) for n, us in enumerate(prefills_us)]
     assert bool(found_of(arrivals, 100.0, known=True).doubts) == (third != 1)
 
 
@@ -127,7 +127,7 @@ def test_nothing_is_taken_off_for_a_prompt_at_the_price_of_computed_tokens_where
         (step_exports, False, 60e3, 1, True),
     ],
 )
-def test_prompts_that_take_longer_than_their_tokens_and_steps_are_not_usable_from_spans(
+def test_prompts_that_take_steps_more_than_their_tokens_are_not_usable_from_spans(
     send, ahead, fixed_us, tokens_a_step, is_usable
 ):
     """As with sparse attention, or with speculative decoding; single steps show it."""

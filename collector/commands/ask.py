@@ -50,7 +50,8 @@ def _meant(source: str, problem: str) -> str:
     """What to type in the place of what is no snapshot; empty where nobody knows."""
     path = Path(source)
     if "://" in source:
-        return "; a sidecar's pages are on port 9464" if problem.endswith("connection refused") else ""
+        hints = {"refused": "; a sidecar's pages are on port 9464", "(token=…)": ": give --token-file FILE"}
+        return hints.get(problem.rpartition(" ")[2], "")
     if not (path.suffix or path.exists()):
         return "; an address is HOST:PORT, like localhost:9464"
     if path.is_dir() and (path / SNAPSHOT_NAME).is_file():

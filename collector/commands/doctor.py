@@ -24,9 +24,19 @@ from collector.decode.pages import PageProblem, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stdout
 from collector.telemetry import PullOutcome, RowDrop, Skip, table
 from exporters.questions import as_json
-from exporters.wording import EVENT_LIMIT, NOTHING_YET, OTLP_PORT, QUALITY, UNKNOWN_MODEL, Advice, reason_text
+from exporters.wording import (
+    EVENT_LIMIT,
+    NOTHING_YET,
+    OTLP_PORT,
+    QUALITY,
+    UNKNOWN_MODEL,
+    Advice,
+    printable,
+    reason_text,
+)
 from online import RowOutcome
 
+PAGE_BYTES_MAX, TEXT_CHARS_MAX = 64 << 20, 10_000
 TIMEOUT_S = 5.0
 GOOD, FAIR, POOR = "good", "fair", "poor"
 _REASONS_SHOWN, _NAMES_SHOWN = 3, 2
@@ -93,6 +103,8 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
     if not is_page_url(base):
         raise StartError(f"{base}/metrics is no address: http://HOST:PORT is")
     status, page = fetch(f"{base}/metrics", token)
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        raise StartError(f"{base}/metrics wants {'another' if token else 'a'} token: give --token-file FILE")
     if status != HTTPStatus.OK:
         raise StartError(f"{base}/metrics answers with {status}: no page of metrics; give http://HOST:PORT alone")
     if table.BUILD_INFO.exposed_name.encode() in page:
@@ -103,7 +115,7 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
         print_stdout(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
     else:
         for finding in findings:
-            print_stdout(f"{finding.grade:<5} {finding.topic:<10} {finding.text}")
+            print_stdout(f"{finding.grade:<5} {finding.topic:<10} {printable(finding.text, TEXT_CHARS_MAX)}")
             for flag in finding.flags:
                 print_stdout(f"{'':<17}{flag}")
     return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
@@ -128,7 +140,12 @@ async def _fetch(url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as session,
         session.get(url, headers=headers, allow_redirects=False) as answer,
     ):
-        return answer.status, await answer.read()
+        page = bytearray()
+        async for part in answer.content.iter_any():
+            page += part
+            if len(page) > PAGE_BYTES_MAX:
+                raise StartError(f"{url} is larger than {PAGE_BYTES_MAX >> 20} MiB, which no page of metrics is")
+        return answer.status, bytes(page)
 
 
 def _examine_server(base: str, body: bytes) -> Finding:

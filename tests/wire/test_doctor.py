@@ -122,11 +122,14 @@ def test_of_each_configuration_the_verdict_is_said_and_of_one_that_was_replaced_
     snapshot["configs"][0] |= {"last_heard_unix_nano": now, **config}
     if "replaced_by" in config:
         snapshot["configs"][0]["targets"]["step_time"]["drift"] = {"last_unix_nano": now, "gain": 1.4, "count": 1}
-    pages = {"/metrics": 'tracefit_build_info{version="1"} 1\n', "/readyz": "{}", "/snapshot": json.dumps(snapshot)}
+    build = 'tracefit_build_info{version="\x1b[31m"} 1\n'
+    pages = {"/metrics": build, "/readyz": "{}", "/snapshot": json.dumps(snapshot)}
     kind = {"Content-Type": "application/json"}
     with PageServer(lambda path, _: (200, kind, pages[path].encode())) as server:
         main(["doctor", server.url])
-    lines = [line for line in capsys.readouterr().out.splitlines() if "(0f3c5a9b77e1)" in line]
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    lines = [line for line in printed.splitlines() if "(0f3c5a9b77e1)" in line]
     told = [line.partition("(0f3c5a9b77e1): ")[2] for line in lines if " telemetry " not in line]
     assert len(told) == len(said)
     assert all(words in line for words, line in zip(said, told, strict=True))
@@ -146,6 +149,8 @@ def test_a_server_is_told_the_one_command_that_it_needs_or_the_family_that_it_la
     ("page", "status", "word"),
     [
         (b"", 404, "404"),
+        (b"", 401, "wants a token: give --token-file FILE"),
+        (b"up 1\n" * (14 << 20), 200, "larger than 64 MiB"),
         (b"up 1\n", 200, "neither a sidecar nor a server"),
         (b"tracefit_build_info{ 1\n", 200, "no page of metrics"),
         (b"tracefit_build_info 1\nup +Inf\n", 200, "no page of metrics"),

@@ -43,7 +43,7 @@ def test_a_running_sidecar_is_asked_by_its_address_and_with_its_token(address, s
     assert said[0] == said[1]
     for command in (["show", address], ["export", address, *for_blis]):
         assert main(command) == 1
-        assert "wants a token" in capsys.readouterr().err
+        assert "wants a token (token=…): give --token-file FILE" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("which", ["0f3c", "llama h100", "Llama-3-8B"])

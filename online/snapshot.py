@@ -187,10 +187,9 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
     ``interval`` and ``mean_factor`` are relative to x beta F. ``level``: by phase, ``decode`` (steps without prefill)
     and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
-    token of decode context costs among steps of about one size without prefill; unlike the coefficient it stands in for
-    nothing else. ``context_us_by_stratum``: of each size (``decode:4-7``). ``step_ahead_us``: how much of the intercept
-    of ``api_queueing`` is a step that the engine schedules ahead, absent where it schedules none; who simulates that
-    step takes it off.
+    token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
+    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
+    step that the engine schedules ahead, absent where it schedules none; who simulates that step takes it off.
     ``replicas``: the engines that sent rows in the last ten minutes, where several did; of a state that was merged,
     those it was made of, as of then.
     ``doubts``: why none of its coefficients should be used, one clause each.
@@ -211,7 +210,6 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     mean_us: float | None = None
     mean_factor: float | None = None
     context_us_per_token: float | None = None
-    context_us_by_stratum: dict[str, float] = {}
     step_ahead_us: float | None = None
     replicas: list[ReplicaSnapshot] = []
     doubts: list[str] = []

@@ -94,7 +94,6 @@ class Level(NamedTuple):
 
 
 _NO_LEVEL: Mapping[str, Level] = {}
-_NO_CONTEXT: Mapping[str, float] = {}
 
 
 class Target(NamedTuple):
@@ -103,9 +102,9 @@ class Target(NamedTuple):
     ``shapes`` are by the name of their cell, none while their factors are not applied; ``seen``: lowest and highest
     value of each feature per step; ``cells``, names of those visited (both empty: not known);
     ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead,
-    None where none is known to be; ``context_us``, what a token of decode context costs among steps of about one size,
-    by stratum, empty where nobody said; ``level``, of steps without and with prefill;
-    ``change``, the newest confirmed change of speed; ``outliers``, the engines of another speed than the others.
+    None where none is known to be; ``context_us_per_token``, what a token of decode context costs among steps of about
+    one size, None where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed
+    change of speed; ``outliers``, the engines of another speed than the others.
     """
 
     name: str
@@ -118,7 +117,7 @@ class Target(NamedTuple):
     mean_us: float | None
     mean_factor: float
     step_ahead_us: float | None = None
-    context_us: Mapping[str, float] = _NO_CONTEXT
+    context_us_per_token: float | None = None
     level: Mapping[str, Level] = _NO_LEVEL
     change: SpeedChange | None = None
     outliers: tuple[OutlierReplica, ...] = ()
@@ -375,7 +374,7 @@ def _target(name: str, tree: Tree) -> Target:
         _maybe(tree, "mean_us"),
         1.0 if factor is None else factor,
         _maybe(tree, "step_ahead_us"),
-        {name: _number(us) for name, us in _parts(tree, "context_us_by_stratum").items()},
+        _maybe(tree, "context_us_per_token"),
         {
             phase: Level(_number(level["factor"]), _whole(level, "last_row_unix_nano"))
             for phase, level in _parts(tree, "level").items()

@@ -20,13 +20,12 @@ k = 1 holds no whole number, only means of several steps; its THIGH is below its
 class of each kind has no end and is named LOW+. A name is read by its LOW and TLOW, its smallest step.
 
 **Surface.** r_c rows of cell c were seen; P_c, n_c, C_c are the usual work of its steps, t_c their microseconds; s is
-what a token of context costs among steps of about one size, s_c of n_c requests. n s is straight in n between the
-middles of the strata that say it, after isotonic regression, and s is the same beyond. It is b_C where no stratum says
-it, or where a row is the mean of many steps, which are of many sizes. Cells with prefill and cells without it are two
-kinds. At the middle (P, n) of every cell of a kind, seen or not:
+what a token of context costs among steps of about one size. It is b_C where nobody said, or where a row is the mean of
+many steps, which are of many sizes. Cells with prefill and cells without it are two kinds. At the middle (P, n) of
+every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
-    l_c  = log (t_c - s_c C_c) / x_c
+    l_c  = log (t_c - s C_c) / x_c
     v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
@@ -66,7 +65,6 @@ from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from operator import mul
 from typing import NamedTuple
 
 from .document import ACTIVE_EXPERTS, Interval, Ratios, Shape, Target
@@ -178,15 +176,6 @@ class _Nodes(NamedTuple):
         return max(least_us, few_us + part * (many_us - few_us))
 
 
-def _context_nodes(by_stratum: Mapping[str, float], else_us: float) -> tuple[list[float], list[float]]:
-    """Middles of the strata that say s, and n s there; 0 requests before, and twice the last behind, where s is its."""
-    smallest = ((smallest_step(name), us) for name, us in by_stratum.items())
-    told = sorted((0.5 * (3.0 * step[1] - 1.0), us) for step, us in smallest if step is not None and step[1] >= 1.0)
-    sizes, each_us = zip(*told or [(1.0, else_us)], strict=True)
-    costs = _isotonic(list(map(mul, sizes, each_us)), [1.0] * len(sizes), [math.inf] * len(sizes))
-    return [0.0, *sizes, 2.0 * sizes[-1]], [0.0, *costs, 2.0 * costs[-1]]
-
-
 def _middle(place: _Place) -> tuple[float, float]:
     """Prefill tokens and requests in the middle of a cell."""
     row, half = place
@@ -222,7 +211,11 @@ class _Seen(NamedTuple):
 
 
 class StepSurface:
-    """The surface of one configuration by the module's formulas."""
+    """The surface of one configuration by the module's formulas.
+
+    Attributes:
+        context_us: s.
+    """
 
     def __init__(
         self, target: Target, coefficients: Coefficients, *, of_means: bool, by_size: bool, wider: float
@@ -232,8 +225,8 @@ class StepSurface:
         self._of_means, self._by_size, self._wider = of_means, by_size, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         self._nearest: dict[str, Ratios] = {}
-        context_us = coefficients.us.get("decode_context_tokens", 0.0)
-        self._contexts = _context_nodes(target.context_us if told and not of_means else {}, context_us)
+        context_us = target.context_us_per_token if told and not of_means else None
+        self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
         self._decodes: dict[_Place, _Seen] = {}
         self._prefills = self._decodes if by_size else {}
         for name, shape in target.shapes.items() if told else ():
@@ -249,15 +242,10 @@ class StepSurface:
         """us, low and high of a step as such steps were measured, or ``monotone``: where no T falls by chance."""
         nodes = self._monotone if monotone else self._measured
         shape_us = nodes.us(prefill_tokens, requests)
-        us = shape_us + self._context_us(requests) * decode_context_tokens
+        us = shape_us + self.context_us * decode_context_tokens
         p10, p90 = self._ratios(prefill_tokens, requests)
         fell_us = shape_us - self._measured.us(prefill_tokens, requests)
         return unsure((us, us * min(p10, 1.0), us * max(p90, 1.0)), math.hypot(self._wider * us, fell_us))
-
-    def _context_us(self, requests: float) -> float:
-        """S of so many."""
-        size = max(requests, 1.0)
-        return _at(*self._contexts, size) / size
 
     @cached_property
     def rises(self) -> list[int]:
@@ -283,7 +271,7 @@ class StepSurface:
             tokens, requests, context, us = shape.usual
             x = self._coefficients.step_us(tokens, requests)
             possible = x > 0.0 < self._coefficients.step_us(tokens, requests, context)
-            ratio = (us - self._context_us(requests) * context) / x if possible else 0.0
+            ratio = (us - self.context_us * context) / x if possible else 0.0
         if self._by_size:
             tokens, ratio = 0.0, min(max(shape.factor, 0.0), _RATIO_MAX) ** (1.0 / share)
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:

@@ -32,7 +32,7 @@ import math
 
 import numpy as np
 
-from online.blocks import STRATA, Design, stratum_name
+from online.blocks import STRATA, Design
 from online.change import Change, ChangeMonitor
 from online.constants import (
     ALARM_KEEP,
@@ -359,13 +359,11 @@ class RlsLearner(Stateful):
         shapes = self.shapes if self.features.target.vector == "beta" else None
         return diagnose(fit, g, self.scale, variance, shapes, by_pages=self.by_pages)
 
-    def context_us(self) -> tuple[float | None, dict[str, float]]:
-        """What a token of context costs among steps of about one size: of all, None where not known; by stratum."""
-        if _CONTEXT_TOKENS not in self.features.names:
-            return None, {}
-        column = self.features.names.index(_CONTEXT_TOKENS)
-        of_all, slopes = self.fit.strata.slopes_inside(column, self.scale, float(self.fit.beta[column]))
-        return of_all, {stratum_name(stratum): slope for stratum, slope in slopes.items()}
+    def context_us_per_token(self) -> float | None:
+        """What a token of decode context costs among steps of about one size; None where that is not sure."""
+        names = self.features.names
+        known = _CONTEXT_TOKENS in names
+        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale) if known else None
 
     def half_lives(self) -> float:
         """Half-lives that its rows are worth."""

@@ -27,10 +27,12 @@ Reference: Kulhavy, Restricted exponential forgetting in real-time identificatio
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.constants import HALF_LIFE_STEPS, SURE_SD, TINY
+from online.constants import HALF_LIFE_STEPS, TINY
 from online.features import portable
 from online.rows import Floats, Ints, Target
 from online.state import Stateful
@@ -103,28 +105,20 @@ class Strata(Stateful):
             ratio = np.where(crossed > 0.0, squares.sum(axis=0) * steps / crossed**2, np.inf)
         return np.sqrt(np.maximum(ratio - 1.0, 0.0))
 
-    def slopes_inside(self, column: int, scale: float, coefficient: float) -> tuple[float | None, dict[int, float]]:
-        """What a unit of a column costs among steps of about one size without prefill: of all strata, and in each.
+    def slope_inside(self, column: int, scale: float) -> float | None:
+        """What a unit of a column costs among steps of about one size without prefill; None unless sure to a tenth.
 
         No line follows padded batches and rooflines, so a coefficient of one line through all steps stands in for them
         as far as they come with its column. An intercept and slopes of each stratum's own take that up (Frisch and
         Waugh 1933):
 
             d_s = A_jj - A_jo A_oo^-1 A_oj      n_s = b_j - A_jo A_oo^-1 b_o          o: the other features
-            slope_s = n_s / d_s        slope = sum_s n_s / sum_s d_s        d = sum_s d_s
-
-        Kernels read contexts of few requests at another speed than those of many, so each stratum has its own. A slope
-        is believed as far as it is surely another than what stands for it else (Breiman's garrote, Technometrics 1995):
-
-            m   = b + (slope - b) max(0, 1 - (3 scale)^2 / d (slope - b)^2)             b: the coefficient
-            m_s = m + (slope_s - m) max(0, 1 - (3 scale)^2 / d_s (slope_s - m)^2)       scale: of the residuals
-
-        m is None where no stratum says anything.
+            slope = sum_s n_s / sum_s d_s       sd = scale / sqrt(sum_s d_s)          scale: of the residuals
         """
         target = self.q - 2
         others = np.array([each for each in range(target) if each != column], np.int64)
-        ids = (self.g[: STRATA // 2, column, column] > TINY).nonzero()[0]
-        strata = self.g[ids]
+        strata = self.g[: STRATA // 2]
+        strata = strata[strata[:, column, column] > TINY]
         diagonal = strata[:, others, others]
         present = diagonal > TINY
         # A column that has nothing to say in a stratum is its own row of the identity there.
@@ -135,12 +129,9 @@ class Strata(Stateful):
         explained = (crossed[:, :, :1] * np.linalg.solve(system, crossed)).sum(axis=1)
         left = strata[:, column, [column, target]] - explained
         varies = left[:, 0] > 100.0 * RELATIVE_RIDGE * strata[:, column, column]
-        weight, wanted = left[varies].T
-        if not len(weight):
-            return None, {}
-        of_all = float(_believed(wanted.sum(keepdims=True), weight.sum(keepdims=True), coefficient, scale)[0])
-        slopes = _believed(wanted, weight, of_all, scale)
-        return of_all, dict(zip(ids[varies].tolist(), slopes.tolist(), strict=True))
+        total, wanted = left[varies].sum(axis=0).tolist()
+        slope = wanted / total if total > 0.0 else 0.0
+        return slope if slope > 0.0 and slope * math.sqrt(total) > 10.0 * scale else None
 
     # ---------------------------------------------------------------- changing what is known
 
@@ -221,14 +212,6 @@ def points_of(z: Floats) -> Ints:
     context = np.minimum(np.maximum(np.frexp(z[:, _CONTEXT] / requests)[1] - 1 - _SHORT, 0), _CONTEXTS - 1)
     points: Ints = (batch * _CONTEXTS + context).astype(np.int64)
     return points
-
-
-def _believed(wanted: Floats, weight: Floats, mean: float, scale: float) -> Floats:
-    """Slopes wanted / weight as far as they are surely another than ``mean``, and at least 0, (k,)."""
-    apart = wanted / weight - mean
-    kept = 1.0 - (SURE_SD * scale) ** 2 / np.maximum(weight * apart * apart, TINY)
-    slopes: Floats = np.maximum(mean + apart * np.maximum(kept, 0.0), 0.0)
-    return slopes
 
 
 def _decays(groups: Groups, e: Floats) -> tuple[Floats, Floats, Floats]:

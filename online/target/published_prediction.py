@@ -117,7 +117,7 @@ class PublishedPrediction(Stateful):
 
         ``beta``: coefficients (p,) that are published in place of the model's.
         """
-        own, names, context_us = model.fit.beta, model.features.names, model.context_us()
+        own, names = model.fit.beta, model.features.names
         ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
         features = {name: (low, high) for name, low, high in ranges if name != INTERCEPT}
         cells = [cell_name(cell) for cell in np.flatnonzero(self.cells).tolist()]
@@ -130,6 +130,5 @@ class PublishedPrediction(Stateful):
             "seen": seen,
             "interval": self.intervals.snapshot(),
             "mean_factor": self.observed_us / self.predicted_us if self.predicted_us > 0.0 else None,
-            "context_us_per_token": context_us[0],
-            "context_us_by_stratum": context_us[1],
+            "context_us_per_token": model.context_us_per_token(),
         }

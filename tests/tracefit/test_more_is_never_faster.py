@@ -46,8 +46,7 @@ def learned(telemetry, seed, rows_max, *, scheduling="sync"):
         factor = draw.lognormvariate(0.0, 0.3) ** (rows / (rows + 8.0))
         shape = {"factor": factor, "rows": rows} | draw.choice(({}, {"usual": [tokens, requests, context, us]}))
         shapes[cell_of(tokens, requests)] = shape
-    strata = draw.sample(("decode:1", "decode:2-3", "decode:8-15", "decode:64-127"), draw.randrange(5))
-    more = {"context_us_by_stratum": {name: beta[2] * draw.uniform(0.1, 3.0) for name in strata}}
+    more = draw.choice(({}, {"context_us_per_token": beta[2] * draw.uniform(0.3, 2.0)}))
     config["targets"] = {"step_time": target | {"mean_factor": 1.0, "shape_factors": shapes, "seen": None} | more}
     return document
 
@@ -101,7 +100,7 @@ def measured_at(shapes, *, prefill):
     step_time_of(document).update(
         seen=None,
         mean_factor=1.0,
-        context_us_by_stratum={"decode:1": 1e-6},
+        context_us_per_token=1e-6,
         interval={"p10": 0.9, "p50": 1.0, "p90": 1.1},
         shape_factors={
             name: {"factor": 1.0, "rows": rows, "usual": [prefill, n, 500 * n, us]}

@@ -27,7 +27,7 @@ FIELDS = {
     "Move": "target feature unit before after standard_errors status_before status_after moved",
     "TypicalStep": "prefill_tokens requests decode_context_tokens before_us after_us",
     "Target": "name champion models interval shapes seen cells mean_us mean_factor step_ahead_us "
-    "context_us level change outliers",
+    "context_us_per_token level change outliers",
     "Model": "name coefficients rows mape median_ape covariance",
     "Interval": "pooled strata",
     "Shape": "factor rows usual",

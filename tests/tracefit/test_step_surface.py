@@ -10,7 +10,6 @@ from tests.tracefit.example_snapshot import cell_of, config_of, step_time_of, tr
 from tracefit.shapes import stratum_name
 
 CONTEXT_US = 0.08
-OF_CONTEXT = {"decode:1": CONTEXT_US}
 
 
 def machine_us(prefill_tokens, requests, context):
@@ -41,7 +40,7 @@ def learned(sizes, prefills=(40, 80, 140, 200, 300, 600), rows=400.0, **beside):
 
 
 SERVED = (20, 30, 44, 60, 100)
-BIG = learned(SERVED, context_us_by_stratum=OF_CONTEXT)
+BIG = learned(SERVED, context_us_per_token=CONTEXT_US)
 
 
 def step_us(document, prefill_tokens, requests, context):
@@ -67,13 +66,13 @@ def test_shorter_contexts_than_were_served_cost_what_context_costs():
     assert long_us - short_us == pytest.approx(60 * CONTEXT_US * 3_500)
     unknown_columns = learned(SERVED)  # b_C stands in for the batch
     assert step_us(unknown_columns, 0, 60, 60 * 500) < 0.99 * short_us
-    for document in (of_means := learned(SERVED, context_us_by_stratum=OF_CONTEXT), unknown_columns):
+    for document in (of_means := learned(SERVED, context_us_per_token=CONTEXT_US), unknown_columns):
         document["configs"][0]["telemetry"] = "metrics"
     assert step_us(of_means, 0, 60, 30_000) == step_us(unknown_columns, 0, 60, 30_000), "means are of many sizes"
 
 
 def test_what_was_served_often_is_told_by_its_own_rows():
-    odd = learned(SERVED, context_us_by_stratum=OF_CONTEXT)
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     step_time_of(odd)["shape_factors"]["decode:97-104"]["usual"][3] *= 1.3
     assert step_us(odd, 0, 100, 100 * 1500) == pytest.approx(1.3 * step_us(BIG, 0, 100, 100 * 1500), rel=0.03)
     assert step_us(odd, 0, 60, 60 * 1500) == pytest.approx(step_us(BIG, 0, 60, 60 * 1500), rel=0.02)
@@ -85,13 +84,13 @@ def test_a_prefill_that_was_served_is_like_itself_also_with_the_fewest_requests_
     prefills = (19, 107, 1_217, 4_870)
     strata = {stratum: [0.9, 1.0, 1.1] for stratum in (stratum_name(0, requests), stratum_name(1, requests))}
     interval = {"p10": 0.9, "p50": 1.0, "p90": 1.1, "strata": strata}
-    config = config_of(learned((requests,), prefills, context_us_by_stratum=OF_CONTEXT, interval=interval))
+    config = config_of(learned((requests,), prefills, context_us_per_token=CONTEXT_US, interval=interval))
     for tokens in prefills:
         assert "shape" not in config.step_time(prefill_tokens=tokens, requests=requests).extrapolated
 
 
 def test_a_shape_whose_one_row_compiled_says_nothing():
-    odd = learned(SERVED, context_us_by_stratum=OF_CONTEXT)
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     shapes = step_time_of(odd)["shape_factors"]
     shapes["decode:10"] = {"factor": 1.4, "rows": 1.0, "usual": [0, 10, 15_000, 200_000]}
     assert step_us(odd, 0, 10, 5_000) == step_us(BIG, 0, 10, 5_000)
@@ -104,7 +103,7 @@ NUMBERS = st.one_of(st.floats(-1e3, 1e3), st.sampled_from((0.0, 1e-300, 1e12, -1
 @example([(0.0, 1.0, -1e12, 1e4), (0.0, 1e12, 0.0, 1e12)], 1)
 @example([(0.0, 1.0, 0.0, 1e4), (0.0, 2.0, -1e5, 1e4)], 1)
 def test_any_usual_work_gives_times(work, requests):
-    bent = learned((20, 30), prefills=(), context_us_by_stratum=OF_CONTEXT)
+    bent = learned((20, 30), prefills=(), context_us_per_token=CONTEXT_US)
     for shape, usual in zip(step_time_of(bent)["shape_factors"].values(), work, strict=True):
         shape["usual"] = list(usual)
     told_us = step_us(bent, 0, requests, 1_000)

@@ -14,13 +14,12 @@ CONTEXT_US = 0.08
 ROWS = 4_000
 
 
-def published(context_per_request, steps=1, of_few_us=CONTEXT_US):
+def published(context_per_request, steps=1):
     """Of a machine whose batches are padded to eights and hardly dearer up to 32; larger ones have longer contexts."""
     draw = np.random.default_rng(3)
     requests = draw.integers(4, 100, ROWS).astype(float)
     context = requests * context_per_request(requests, draw)
-    elapsed_us = 5_000.0 + 40.0 * np.maximum(8.0 * np.ceil(requests / 8.0), 32.0)
-    elapsed_us += np.where(requests < 16.0, of_few_us, CONTEXT_US) * context
+    elapsed_us = 5_000.0 + 40.0 * np.maximum(8.0 * np.ceil(requests / 8.0), 32.0) + CONTEXT_US * context
     elapsed_us *= np.exp(0.01 * draw.standard_normal(ROWS))
     columns = {"requests": requests, "decode_requests": requests, "decode_context_tokens": context}
     bank = Bank(PORTABLE)
@@ -45,17 +44,7 @@ def test_context_costs_what_it_costs_among_steps_of_one_size(steps):
 
 
 def test_a_context_that_comes_with_the_batch_alone_tells_nothing():
-    target = published(lambda requests, _draw: 300.0 + 0.0 * requests)
-    assert target.context_us_per_token is None
-    assert target.context_us_by_stratum == {}
-
-
-@pytest.mark.parametrize("of_few_us", [CONTEXT_US, 3.0 * CONTEXT_US])
-def test_context_of_few_requests_may_cost_more(of_few_us):
-    told = published(longer_in_larger, of_few_us=of_few_us).context_us_by_stratum
-    assert [*told] == ["decode:4-7", "decode:8-15", "decode:16-31", "decode:32-63", "decode:64-127"]
-    assert told["decode:64-127"] == pytest.approx(CONTEXT_US, rel=0.1)
-    assert 0.7 * of_few_us < told["decode:8-15"] < 1.1 * of_few_us, "the more sure, the more"
+    assert published(lambda requests, _draw: 300.0 + 0.0 * requests).context_us_per_token is None
 
 
 def test_a_set_without_these_columns_says_nothing_of_the_usual_work():

@@ -225,18 +225,12 @@ def _with_rest(target: TargetSnapshot, arrivals: Arrivals, costs: _StepCosts, *,
 
 def _later(model: ModelSnapshot, by_us: float, stderr_us: float) -> ModelSnapshot:
     """A model whose intercept is so much larger, with that error where it had none."""
-    replace = msgspec.structs.replace
-    features = [
-        replace(
-            each,
-            coefficient=max(each.coefficient + by_us, 0.0),
-            stderr=stderr_us if each.stderr is None else each.stderr,
-        )
-        if each.name == "intercept"
-        else each
-        for each in model.features
-    ]
-    return replace(model, features=features)
+    replace, features = msgspec.structs.replace, {each.name: each for each in model.features}
+    if (intercept := features.get("intercept")) is not None:
+        error_us = stderr_us if intercept.stderr is None else intercept.stderr
+        later_us = intercept.coefficient + by_us
+        features["intercept"] = replace(intercept, coefficient=later_us, stderr=error_us)
+    return replace(model, features=[*features.values()])
 
 
 def _only_intercept(intercept_us: float, rows: int) -> TargetSnapshot:

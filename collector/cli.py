@@ -46,11 +46,11 @@ from collector.config import (
     Config,
     ConfigError,
     as_yaml,
+    check_keys,
     explain_key,
     json_schema,
-    load,
     load_or_degrade,
-    origins,
+    read_keys,
     scraping,
 )
 from collector.config import to_tree as config_tree
@@ -434,8 +434,8 @@ def config_check(*, changed: bool, config: Path | None, profile: str | None, in_
     """Check it, and print it with what sets each key."""
     from collector.app import Sidecar  # noqa: PLC0415
 
-    asked = config, os.environ, profile
-    loaded, set_by = load(*asked), origins(*asked)
+    keys, set_by = read_keys(config, os.environ, profile)
+    loaded = check_keys(keys, set_by)
     Sidecar(loaded, Clock())  # to make one is to check it
     tree = {key: value for key, value in config_tree(loaded).items() if key in set_by or not changed}
     print_stdout(json.dumps(tree, indent=2) if in_json else as_yaml(tree, set_by))
@@ -450,7 +450,7 @@ def config_explain(*, key: str, config: Path | None, profile: str | None, in_jso
     """What a key means and takes; without KEY, every key. What is set is marked."""
     set_by: dict[str, str] = {}
     with contextlib.suppress(ConfigError):  # who has a wrong file asks what a key means
-        set_by = origins(config, os.environ, profile)
+        _, set_by = read_keys(config, os.environ, profile)
     try:
         print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, in_json=in_json))
     except ValueError as error:

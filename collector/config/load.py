@@ -96,21 +96,23 @@ def load(path: Path | None, environ: Mapping[str, str], profile: str | None = No
 
     ``profile`` wins over the one that the file or the environment names.
     """
-    tree, set_by = _read(path, environ, profile)
+    return check_keys(*read_keys(path, environ, profile))
+
+
+def check_keys(tree: Mapping[str, Any], set_by: Mapping[str, str]) -> Config:
+    """The configuration of what :func:`read_keys` found, or a ConfigError that names the key at fault."""
     try:
         return _convert(tree)
     except ConfigError as error:
-        origin = set_by.get(re.split(r"[.\[]", error.key)[0], "")
-        raise ConfigError(origin if origin in environ else error.key, error.problem) from None
+        key = re.split(r"[.\[]", error.key)[0]
+        is_of_variable = set_by.get(key) == _variable_of(key)
+        raise ConfigError(_variable_of(key) if is_of_variable else error.key, error.problem) from None
 
 
-def origins(path: Path | None, environ: Mapping[str, str], profile: str | None = None) -> dict[str, str]:
-    """What sets each key that does not have its default: the file, a variable or a profile; ConfigError as `load`."""
-    return _read(path, environ, profile)[1]
-
-
-def _read(path: Path | None, environ: Mapping[str, str], profile: str | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is set, unchecked, and by what."""
+def read_keys(
+    path: Path | None, environ: Mapping[str, str], profile: str | None = None
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The keys that are set, unchecked, and what sets each: the file, a variable or a profile."""
     tree = read_yaml(path) if path is not None else {}
     set_by = dict.fromkeys(tree, str(path))
     for variable in sorted(environ):
@@ -226,7 +228,7 @@ def _value_of(key: str, variable: str, text: str) -> Any:
 # --- checking ---------------------------------------------------------------------------------------------------------
 
 
-def _convert(tree: dict[str, Any]) -> Config:
+def _convert(tree: Mapping[str, Any]) -> Config:
     try:
         config = msgspec.convert(tree, Config)
     except msgspec.ValidationError as error:

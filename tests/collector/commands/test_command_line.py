@@ -1,6 +1,7 @@
 """The command line as one program: exit codes, options of ``run``, ``--json``, completion; Ctrl-C is no traceback."""
 
 import json
+import os
 import re
 
 import pytest
@@ -88,6 +89,16 @@ def test_a_checked_configuration_is_the_same_in_both_forms(monkeypatch, capsys):
     assert yaml.safe_load(capsys.readouterr().out) == told
     assert main(["config", "check", "--changed"]) == 0
     assert capsys.readouterr().out == "scrape:  # TRACEFIT_SCRAPE\n- h:8000\n"
+
+
+def test_a_configuration_that_can_be_read_once_is_checked_with_what_sets_its_keys(capfd):
+    read, write = os.pipe()
+    os.write(write, b"idle_timeout_s: 3\n")
+    os.close(write)
+    path = f"/dev/fd/{read}"
+    assert main(["config", "check", "--changed", "--config", path]) == 0
+    os.close(read)
+    assert capfd.readouterr().out == f"idle_timeout_s: 3.0  # {path}\n"
 
 
 def test_what_writes_files_prints_the_snapshot_of_them(tmp_path, capsys):

@@ -24,7 +24,7 @@ from collector.commands.arguments import (
     DIRECTORY,
     FILE,
     NEW_FILE,
-    SOURCE,
+    Group,
     Number,
     asks,
     asks_snapshot,
@@ -36,6 +36,7 @@ from collector.commands.arguments import (
     many,
     out_option,
     result_options,
+    snapshot_argument,
     state_source,
     token_option,
     which_option,
@@ -121,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-@click.group(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def tracefit() -> None:
     """Learns latency coefficients of vLLM from its telemetry, online."""
@@ -220,8 +221,8 @@ def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> i
 
 
 @tracefit.command()
-@click.argument("before", metavar=SOURCE)
-@click.argument("after", metavar=SOURCE)
+@snapshot_argument("before")
+@snapshot_argument("after")
 @token_option
 @result_options
 def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
@@ -245,7 +246,7 @@ def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
 
 
 @tracefit.command()
-@click.argument("snapshot", metavar=SOURCE)
+@snapshot_argument("snapshot")
 @click.option(
     "--format",
     "file_format",
@@ -426,8 +427,13 @@ def configuration() -> None:
     """Check, explain or describe the configuration."""
 
 
+changed_option = click.option(
+    "--changed", is_flag=True, help="Only the keys that a file, a variable or a profile sets."
+)
+
+
 @configuration.command("check")
-@click.option("--changed", is_flag=True, help="Only the keys that a file, a variable or a profile sets.")
+@changed_option
 @config_options
 @result_options
 def config_check(*, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
@@ -444,15 +450,16 @@ def config_check(*, changed: bool, config: Path | None, profile: str | None, in_
 
 @configuration.command("explain")
 @click.argument("key", default="")
+@changed_option
 @config_options
 @result_options
-def config_explain(*, key: str, config: Path | None, profile: str | None, in_json: bool) -> int:
+def config_explain(*, key: str, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
     """What a key means and takes; without KEY, every key. What is set is marked."""
     set_by: dict[str, str] = {}
     with contextlib.suppress(ConfigError):  # who has a wrong file asks what a key means
         _, set_by = read_keys(config, os.environ, profile)
     try:
-        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, in_json=in_json))
+        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, changed=changed, in_json=in_json))
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
     return EXIT_OK

@@ -36,6 +36,7 @@ from typing import Any, BinaryIO, Final, NamedTuple, cast
 
 import msgspec
 
+from collector.config import refuse_special
 from collector.decode import Export, fpm, json_to_protobuf, read_span_ends
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import LINE_SIGNATURE, KvBatch, read_line
@@ -155,6 +156,8 @@ class Recording:
         self.path, self.name = Path(path), str(path)
         self.label = source or self.name
         try:
+            if stream is None:
+                refuse_special(self.path)
             self._raw: BinaryIO = stream or self.path.open("rb")
             self.size_bytes = 0 if stream else self.path.stat().st_size
         except OSError as error:

@@ -138,6 +138,25 @@ def state_source(text: str) -> str:
     return text
 
 
+class Command(click.Command):
+    """A command that every wrong usage of it names."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse them; where an option lacks its value, click forgets the command."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            error.ctx = error.ctx or ctx
+            raise
+
+
+class Group(Command, click.Group):
+    """The same of a group, and of all commands in it."""
+
+    command_class = Command
+    group_class = type
+
+
 class Number(click.FloatRange):
     """A number within bounds, which no NaN is."""
 
@@ -153,8 +172,12 @@ FILE = click.Path(path_type=Path)
 PRESENT = click.Path(exists=True, allow_dash=True, path_type=Path)
 NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 DIRECTORY = click.Path(file_okay=False, path_type=Path)
-SOURCE = "FILE|HOST:PORT"
-"""What is read; the same, looked for at once; what is written; where several files are written; what has a snapshot."""
+"""What is read; the same, looked for at once; what is written; where several files are written."""
+
+
+def snapshot_argument(name: str) -> Callable[[Function], Function]:
+    """A file or an address that has a snapshot."""
+    return click.argument(name, type=click.Path(), metavar="FILE|HOST:PORT")
 
 
 def config_options(command: Function) -> Function:
@@ -192,9 +215,11 @@ def result_options(command: Function) -> Function:
         from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
         from exporters.snapshot_file import write_atomically  # noqa: PLC0415
 
-        given = [value for name, value in click.get_current_context().params.items() if name != "out"]
+        context = click.get_current_context()
+        files = [each.name for each in context.command.params if isinstance(each.type, click.Path)]
+        given = [context.params[name] for name in files if name in context.params and name != "out"]
         flat = chain.from_iterable(each if isinstance(each, tuple) else [each] for each in given)
-        check_targets(out, read=[Path(each) for each in flat if each and isinstance(each, (str, Path))])
+        check_targets(out, read=[Path(each) for each in flat if each])
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             code = command(*args, **options)
         if printed.getvalue():
@@ -231,7 +256,7 @@ def asks_snapshot(command: Function) -> Function:
 
         return command(snapshot=load_snapshot(snapshot, token_file), **options)
 
-    return click.argument("snapshot", metavar=SOURCE)(which_option(token_option(result_options(run))))
+    return snapshot_argument("snapshot")(which_option(token_option(result_options(run))))
 
 
 def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:

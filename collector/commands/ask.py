@@ -6,11 +6,11 @@ configuration is chosen, and the client is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import tracefit
-from collector.config import read_file, with_scheme
+from collector.config import read_file, refuse_special, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
 from exporters.questions import Question, answer_question, as_json, counted, duration, significant, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
@@ -40,6 +40,8 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
         StartError: the snapshot or the token cannot be read.
     """
     source = with_scheme(source)
+    if "://" not in source:
+        refuse_special(Path(source))
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
@@ -140,7 +142,7 @@ def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:
     if in_json:
         print_stdout(as_json(tree_of(changes)))
     else:
-        for line in _diff_lines(changes):
+        for line in _diff_lines(changes, {each.config_id: each.name for each in (*before.configs, *after.configs)}):
             print_stdout(line)
     if any(config.moves for config in changes.configs):
         return EXIT_OK
@@ -149,17 +151,17 @@ def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:
     return EXIT_FAILED
 
 
-def _diff_lines(changes: Diff) -> Iterator[str]:
+def _diff_lines(changes: Diff, names: Mapping[str, str]) -> Iterator[str]:
     for config in changes.configs:
-        yield from _changed_lines(config)
+        yield from _changed_lines(config, names)
     for which, ids in (("first", changes.only_before), ("second", changes.only_after)):
         if ids:
-            yield f"only in the {which}: {', '.join(ids)}"
+            yield f"only in the {which}: {'; '.join(f'{names[each]} ({each})' for each in ids)}"
 
 
-def _changed_lines(config: ConfigDiff) -> Iterator[str]:
+def _changed_lines(config: ConfigDiff, names: Mapping[str, str]) -> Iterator[str]:
     renamed = "" if config.before_id == config.after_id else f" -> {config.after_id}"
-    yield f"config {config.before_id}{renamed}"
+    yield f"config {config.before_id}{renamed}  {names[config.after_id]}"
     if not config.moves:
         yield "  nothing to compare: one of the two has no coefficients that the other has"
     target = ""

@@ -47,6 +47,7 @@ _SERVICE_LINK: Final = re.compile(
 """What Kubernetes puts into every container for a Service named ``tracefit`` or ``tracefit-…``, with its value."""
 _ALL_KEYS: Final = "; tracefit config explain lists all"
 _STARRED: Final = "* is set: tracefit config check --changed"
+_NOTHING_SET: Final = "nothing is set, the defaults hold"
 _FIELDS: Final = {field.name: field for field in msgspec.structs.fields(Config)}
 _UNKNOWN: Final = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 _NOT_ONE_OF: Final = re.compile(r"'(?P<word>[^']+)'.* is not one of (?P<known>[^;]+)$")
@@ -135,7 +136,7 @@ def as_yaml(tree: Mapping[str, Any], set_by: Mapping[str, str]) -> str:
     for key, value in tree.items():
         first, *more = yaml.safe_dump({key: value}, sort_keys=False, width=math.inf).splitlines()
         lines += [f"{first}  # {set_by[key]}" if key in set_by else first, *more]
-    return "\n".join(lines) or "# nothing is set, the defaults hold"
+    return "\n".join(lines) or f"# {_NOTHING_SET}"
 
 
 def to_tree(config: Config) -> dict[str, Any]:
@@ -169,8 +170,15 @@ def is_page_url(text: str) -> bool:
     return True
 
 
+def refuse_special(path: Path) -> None:
+    """OSError for a device, a socket or a named pipe, whose end may never come; a shell's ``<(…)`` has its writer."""
+    if path.resolve().exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+
+
 def read_file(path: Path) -> bytes:
     """A file that somebody named; OSError if it cannot be read, or has more than ``FILE_BYTES_MAX``."""
+    refuse_special(path)
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
@@ -327,8 +335,10 @@ def every_key() -> list[Key]:
     ]
 
 
-def explain_key(name: str, set_by: Mapping[str, str], *, in_json: bool = False) -> str:
+def explain_key(name: str, set_by: Mapping[str, str], *, changed: bool = False, in_json: bool = False) -> str:
     """What a key means and takes; of no name, what every key means, with a star at those that were set, by what.
+
+    ``changed``: of no name, those that were set alone.
 
     Raises:
         ValueError: nothing has this name; the message says what to type.
@@ -336,12 +346,12 @@ def explain_key(name: str, set_by: Mapping[str, str], *, in_json: bool = False) 
     keys = {key.name: Key(*(text.replace("`", "") for text in key)) for key in every_key()}
     if name and name not in keys:
         raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
+    chosen = [keys[name]] if name else [key for key in keys.values() if key.name in set_by or not changed]
     if in_json:
-        chosen = [keys[name]] if name else keys.values()
         return json.dumps([{**key._asdict(), "set_by": set_by.get(key.name)} for key in chosen], indent=2)
     if not name:
-        lines = [f"{' *'[each in set_by]} {each:<21}  {key.meaning}" for each, key in keys.items()]
-        return "\n".join([*lines, _STARRED])
+        lines = [f"{' *'[key.name in set_by]} {key.name:<21}  {key.meaning}" for key in chosen]
+        return "\n".join([*lines, _STARRED] if lines else [_NOTHING_SET])
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning, 100), f"  takes     {key.values}", f"  default   {key.default}"]
     lines += [f"  variable  {_variable_of(name)}"] if name in _FIELDS else []

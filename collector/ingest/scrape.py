@@ -31,7 +31,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from collector.config import Config, ConfigError, parse_owned, read_file
+from collector.config import Config, ConfigError, parse_owned, read_file, refuse_special
 from collector.decode.pages import PAGE_BYTES_MAX, PageProblem, ScrapedPage, parse_page
 from collector.runtime import REPORT_ONCE, Background, Clock, Health, end_tasks, in_own_thread
 from collector.runtime.http import FetchError, HttpClient
@@ -293,6 +293,7 @@ class Scraper:
 
 def _tls(config: Config) -> ssl.SSLContext:
     try:
+        refuse_special(Path(config.ca_file))
         context = ssl.create_default_context(cafile=config.ca_file or None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError("ca_file", f"cannot be loaded: {error}") from None

@@ -23,7 +23,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from collector.config import Config
+from collector.config import Config, refuse_special
 from collector.decode import Telemetry
 from collector.join import Joiner, newest_unix_ns
 from collector.runtime import StartError
@@ -99,10 +99,9 @@ class UnlearnedExports:
 
 
 def state_files(path: Path) -> list[Path]:
-    """A state file, or all below a directory (``*.bin``); of a device, none."""
-    if path.is_dir():
-        return sorted(each for each in path.rglob("*.bin") if each.is_file())
-    return [path] if path.is_file() or not path.exists() else []
+    """A state file, or all below a directory (``*.bin``); OSError for a device."""
+    refuse_special(path)
+    return sorted(each for each in path.rglob("*.bin") if each.is_file()) if path.is_dir() else [path]
 
 
 # --- the directory --------------------------------------------------------------------------------------------------

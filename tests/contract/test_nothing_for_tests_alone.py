@@ -12,7 +12,7 @@ from tests.contract.test_architecture import MODULES, nodes, parse
 from tests.support.paths import ROOT
 
 TEMPLATES = sorted((ROOT / "exporters" / "templates").glob("*.j2"))
-CALLED_BY_LIBRARIES = {"convert", "format_options", "readable", "redirect_request"}
+CALLED_BY_LIBRARIES = {"convert", "parse_args", "readable", "redirect_request"}
 """Methods of click, io and urllib that are overridden."""
 
 

@@ -28,7 +28,7 @@ from online.transfer import Donor, DonorPool, Priors, SheetPrior, donor_of, prio
 
 from .rows import RowBlock, RowOutcome, Target
 from .snapshot import TargetSnapshot
-from .state import LEARNERS, Lineage, StateError, Tree, decode, encode, part_of_tree, refusing
+from .state import LEARNERS, STATE_BYTES_MAX, Lineage, StateError, Tree, decode, encode, part_of_tree, refusing
 
 IDLE_NS = 3_600 * 10**9
 
@@ -291,9 +291,9 @@ class Bank:
         """A state file of all that is learned, or of one configuration."""
         return encode({LEARNERS: self.to_state(config_id)})
 
-    def restore(self, data: bytes) -> None:
-        """Continue from a state file, a sidecar's or one of the learners alone; see :meth:`from_state`."""
-        self.from_state(part_of_tree(decode(data), LEARNERS))
+    def restore(self, data: bytes, bytes_max: int = STATE_BYTES_MAX) -> None:
+        """Continue from a state file, a sidecar's or one of the learners alone; see `decode`, :meth:`from_state`."""
+        self.from_state(part_of_tree(decode(data, bytes_max), LEARNERS))
 
     def event_span_ns(self) -> tuple[int, int]:
         """Event time of the first and of the last row that any target has learned; 0 without any."""

@@ -52,6 +52,7 @@ VERSION = 10
 LEARNERS = "learners"
 # Guard: memory.
 STATE_BYTES_MAX = 1 << 29
+_PIECE_BYTES = 1 << 16
 # Format: number of MessagePack's extension.
 _ARRAY = 1
 _HEAD_BYTES = len(MAGIC) + hashlib.blake2b().digest_size
@@ -61,6 +62,10 @@ Tree = dict[str, Any]
 
 class StateError(ValueError):
     """A state that this version cannot use; the message is a sentence."""
+
+
+class StateTooLargeError(StateError):
+    """A state that unpacks to more than its reader has room for."""
 
 
 class _File(msgspec.Struct):
@@ -79,23 +84,42 @@ def encode(tree: Tree) -> bytes:
     return MAGIC + _digest(body) + body
 
 
-def decode(data: bytes) -> Tree:
-    """The tree in a file; StateError if it is truncated, corrupt, no state file, or of a version that is not read."""
+def decode(data: bytes, bytes_max: int = STATE_BYTES_MAX) -> Tree:
+    """The tree in a file that unpacks to ``bytes_max`` at most.
+
+    Raises:
+        StateError: it is truncated, corrupt, no state file, of a version that is not read, or too large.
+    """
     if not data.startswith(MAGIC):
         raise StateError(f"not a state file: it does not begin with {MAGIC.decode().strip()!r}")
     body = memoryview(data)[_HEAD_BYTES:]
     if _digest(body) != data[len(MAGIC) : _HEAD_BYTES]:
         raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
     try:
-        content = zlib.decompressobj().decompress(body, STATE_BYTES_MAX)
-        _refuse_too_many(content, STATE_BYTES_MAX >> 7)
+        content = zlib.decompress(body, bufsize=_unpacked_size(body, bytes_max))
+        _refuse_too_many(content, bytes_max >> 7)
         file = msgspec.msgpack.decode(content, type=_File, ext_hook=_array_of)
+    except StateError:
+        raise
     except (zlib.error, ValueError, TypeError, LookupError, RecursionError, OverflowError) as error:
         raise StateError(f"corrupt state file: {error}") from error
     if file.version != VERSION:
         theirs = "another version of tracefit made it, and only that one can read it"
         raise StateError(f"state version {file.version} is not {VERSION}: {theirs}")
     return file.parts
+
+
+def _unpacked_size(body: memoryview, most: int) -> int:
+    """Bytes that it unpacks to, which nobody holds meanwhile; StateTooLargeError for more than ``most``."""
+    unpacker, size = zlib.decompressobj(), 0
+    for at in range(0, len(body), _PIECE_BYTES):
+        piece = bytes(body[at : at + _PIECE_BYTES])
+        while piece:
+            size += len(unpacker.decompress(piece, _PIECE_BYTES))
+            piece = unpacker.unconsumed_tail
+            if size > most:
+                raise StateTooLargeError(f"it unpacks to more than {most >> 20} MiB")
+    return size
 
 
 # Format: by the first byte of a MessagePack value, how many bytes tell its length, and how many come besides. What an
@@ -146,7 +170,7 @@ def _array_of(code: int, data: memoryview) -> NDArray[Any]:
     """The array of an extension, writable."""
     if code != _ARRAY:
         raise ValueError(f"extension {code}")
-    dtype, shape, raw = msgspec.msgpack.decode(data)
+    dtype, shape, raw = msgspec.msgpack.decode(data, type=tuple[Any, Any, memoryview])  # no copy of a foreign size
     kind = np.dtype(dtype if isinstance(dtype, str) else [tuple(field) for field in dtype])
     if kind.hasobject or min(shape, default=0) < 0:
         raise ValueError(f"an array of {dtype} and {shape}")

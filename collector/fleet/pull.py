@@ -36,7 +36,7 @@ from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
 from online import Bank, ConfigSnapshot, Snapshot, StateError
-from online.state import Lineage, LineageLedger
+from online.state import Lineage, LineageLedger, StateTooLargeError
 from online.transfer import HIDES_HITS
 
 from .sources import fetch_states, find_places, find_targets
@@ -108,6 +108,10 @@ def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
     )
 
 
+UNPACKED_BYTES_MAX = 1 << 28
+"""Of a state, which somebody else made. A configuration takes 1 to 2 MB, the largest state of recordings 14."""
+
+
 class Examined(NamedTuple):
     """A readable state: its report once it is merged, and the keys by which it is chosen and ordered."""
 
@@ -123,9 +127,10 @@ def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     bank = Bank(config)
     try:
         data = path.read_bytes()
-        bank.restore(data)
+        bank.restore(data, UNPACKED_BYTES_MAX)
     except StateError as error:
-        return FleetSource(name, PullOutcome.UNEXPECTED, str(error))
+        is_large = isinstance(error, StateTooLargeError)
+        return FleetSource(name, PullOutcome.TOO_LARGE if is_large else PullOutcome.UNEXPECTED, str(error))
     first_ns, last_ns = bank.event_span_ns()
     if not last_ns:
         return FleetSource(name, PullOutcome.NOTHING_YET, "nothing was learned in this state")

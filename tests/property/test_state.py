@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from collector.config import Config
 from online import Bank, Quality
-from online import state as codec
 from online.features import portable
-from online.state import MAGIC, VERSION, StateError, decode
+from online.state import MAGIC, VERSION, StateError, StateTooLargeError, decode
 from tests.support.banks import RLS, STEP, features_of, learned, restarted, told
 from tests.support.configurations import CONFIGS
 from tests.support.linear_steps import repeated, steps
@@ -123,20 +122,18 @@ def test_what_is_no_tree_is_refused_as_corrupt(body):
         decode(b"something else")
 
 
-def test_a_state_with_another_checksum_is_refused_and_one_that_expands_beyond_its_bound(saved, monkeypatch):
+def test_a_state_with_another_checksum_is_refused_and_one_that_expands_beyond_its_bound(saved):
     with pytest.raises(StateError, match="checksum"):
         decode(saved[: len(MAGIC)] + bytes(8) + saved[len(MAGIC) + 8 :])
-    monkeypatch.setattr(codec, "STATE_BYTES_MAX", 1000)
-    with pytest.raises(StateError, match="corrupt state file"):
-        decode(saved)
+    with pytest.raises(StateTooLargeError, match="unpacks to more than 0 MiB"):
+        decode(saved, 1000)
 
 
-@pytest.mark.parametrize("value", [[[]] * 9000, array("<f8", 1, [{}] * 9000), [[bytes(300), "x" * 99, 1 << 40]] * 9000])
-def test_a_state_of_many_small_values_is_refused_before_they_are_made(value, monkeypatch):
+@pytest.mark.parametrize("value", [[[]] * 9000, array("<f8", 1, [{}] * 9000), [[bytes(300), "x" * 99, 1 << 40]] * 2500])
+def test_a_state_of_many_small_values_is_refused_before_they_are_made(value):
     file = file_of({"version": VERSION, "parts": {"a": value}})
-    monkeypatch.setattr(codec, "STATE_BYTES_MAX", 9000 << 7)
     with pytest.raises(StateError, match="more than 9000 values"):
-        decode(file)
+        decode(file, 9000 << 7)
 
 
 def test_models_no_longer_configured_are_left_out():

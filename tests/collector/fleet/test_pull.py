@@ -7,6 +7,7 @@ import pytest
 import tracefit
 from collector.cli import main
 from collector.commands.ask import read_token
+from collector.fleet import pull
 from collector.fleet import sources as state_places
 from collector.fleet.pull import Puller, pull_once
 from collector.fleet.sources import find_targets
@@ -80,6 +81,7 @@ def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp
 
 def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
     monkeypatch.setattr(state_places, "STATE_BYTES_MAX", 200_000)
+    monkeypatch.setattr(pull, "UNPACKED_BYTES_MAX", 20 << 20)
     served = {
         "good": states["e0"],
         "also": states["e1"],
@@ -87,6 +89,7 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         "page": b"<html>",
         "newer": file_of({"version": VERSION + 1, "parts": {}}),
         "large": b"x" * 200_001,
+        "expands": file_of({"version": VERSION, "parts": {"learners": bytes(21 << 20)}}),
         "lies": (200, {"Content-Length": "9" * 12}, b""),
         "odd": (200, {"Content-Length": "-1"}, b""),
         "moved": (301, {"Location": "http://127.0.0.1:1/"}, b""),
@@ -102,14 +105,15 @@ def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(
         code, said, noted = pulled(sources, tmp_path / "fleet", require=0.1)
     assert code == 0
     assert said[0] == (
-        "16 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 4 unexpected, 2 too_large, 2 nothing_yet"
+        "17 sources: 2 merged, 2 unreachable, 3 refused, 1 unauthenticated, 4 unexpected, 3 too_large, 2 nothing_yet"
     )
     text = "\n".join(noted)
-    assert text.count("\n") == 13, "each on one line, whatever came"
+    assert text.count("\n") == 14, "each on one line, whatever came"
     for name, words in {
         "cut": "unexpected: corrupt state file",
         "newer": f"unexpected: state version {VERSION + 1} is not {VERSION}",
         "large": "too_large: larger than",
+        "expands": "too_large: it unpacks to more than 20 MiB",
         "lies": "too_large: larger than",
         "moved": "refused: status 301",
         "young": "nothing_yet: status 503",

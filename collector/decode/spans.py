@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -195,78 +195,52 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
 def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: Counts) -> list[Telemetry]:
     """Telemetry of each resource of each export, in order; unusable spans and events are counted.
 
-    Times far ahead of an export's arrival are out of range.
+    Equal resources of one export are one, as in the batches of a Collector. Times far ahead of an export's arrival are
+    out of range.
     """
-    reader = _Reader(accept_span, counts)
+    decoded: list[Telemetry] = []
+    reader = _SpanReader(accept_span, counts)
     for export in exports:
         try:
             request = ReadExport.FromString(export.payload)
         except DecodeError:  # admission has parsed the envelope only
             counts[table.DECODED_SPANS, Skip.UNDECODABLE] += export.spans
-        else:
-            reader.read(request, export)
-    return reader.finish()
+            continue
+        known: dict[tuple[object, ...], Telemetry] = {}
+        for resource in request.resource_spans:
+            told = _resource(resource.resource.attributes, export)
+            telemetry = known.setdefault((told.instance, told.host, *told.facts.items()), told)
+            for scope in resource.scope_spans:
+                for span in scope.spans:
+                    reader.read(telemetry, scope.scope.name, span)
+        decoded += known.values()
+    reader.steps.hand_out()
+    reader.snapshots.hand_out()
+    return decoded
 
 
-class _Reader:
-    """Reads exports. Equal resources of one export are merged, as in the batches of a Collector.
-
-    Events of all resources become columns together, because a call of numpy costs more than its work for one event.
-    """
+class _SpanReader:
+    """Reads spans into telemetry, and counts each of them and its events."""
 
     def __init__(self, accept_span: AcceptSpan, counts: Counts) -> None:
         self._accept_span, self._counts = accept_span, counts
-        self._telemetry: list[Telemetry] = []
-        self._events: dict[str, tuple[list[Any], list[int]]] = {
-            words.SUMMARY_EVENT: ([], []),
-            words.SNAPSHOT_EVENT: ([], []),
-        }
-        """By name, those that wait to become columns, and the places of whose they are."""
-        self._columns: dict[str, list[tuple[NDArray[np.int64], NDArray[np.void]]]] = {name: [] for name in self._events}
-        """Places, and rows."""
+        self.steps = _EventColumns("steps", _summaries, counts)
+        self.snapshots = _EventColumns("snapshots", _snapshots, counts)
 
-    def read(self, request: Any, export: Export) -> None:
-        """Read one export."""
-        numbers: dict[tuple[object, ...], int] = {}
-        for spans in request.resource_spans:
-            telemetry = _resource(spans.resource.attributes, export)
-            number = numbers.setdefault(
-                (telemetry.instance, telemetry.host, *telemetry.facts.items()), len(self._telemetry)
-            )
-            if number == len(self._telemetry):
-                self._telemetry.append(telemetry)
-            for scope_spans in spans.scope_spans:
-                for span in scope_spans.spans:
-                    self._add(number, scope_spans.scope.name, span)
-
-    def finish(self) -> list[Telemetry]:
-        """Everything usable that was read."""
-        for name, field in ((words.SUMMARY_EVENT, "steps"), (words.SNAPSHOT_EVENT, "snapshots")):
-            if self._events[name][0]:
-                self._read_events(name)
-            if self._columns[name]:
-                owners, rows = map(np.concatenate, zip(*self._columns[name], strict=True))
-                order = np.argsort(owners, kind="stable")
-                for own in np.split(order, np.flatnonzero(np.diff(owners[order], prepend=-1)))[1:]:
-                    setattr(self._telemetry[owners[own[0]]], field, rows[own])
-        return self._telemetry
-
-    def _add(self, number: int, scope: str, span: Any) -> None:
-        """Add a span, and count it and its events."""
-        events, counts, telemetry = len(span.events), self._counts, self._telemetry[number]
+    def read(self, telemetry: Telemetry, scope: str, span: Any) -> None:
+        """Read one span, or count why it cannot be used."""
+        counts = self._counts
         counts[table.SDK_DROPPED_EVENTS,] += span.dropped_events_count
         try:
             if scope == words.STEP_SCOPE:
                 self._check(telemetry, span)
                 for event in span.events:
-                    waiting = self._events.get(event.name)
-                    if waiting is None:
+                    if event.name == words.SUMMARY_EVENT:
+                        self.steps.add(event, telemetry)
+                    elif event.name == words.SNAPSHOT_EVENT:
+                        self.snapshots.add(event, telemetry)
+                    else:
                         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += 1
-                        continue
-                    waiting[0].append(event)
-                    waiting[1].append(number)
-                    if len(waiting[0]) == _AT_ONCE:
-                        self._read_events(event.name)
             elif scope == words.CORE_SCOPE:
                 self._check(telemetry, span)
                 telemetry.core.append(core_span(span, counts, telemetry))
@@ -279,10 +253,10 @@ class _Reader:
                     raise RejectedError(Skip.UNKNOWN_SCOPE)
                 self._check(telemetry, span)
                 telemetry.requests.append(request_span(span, attributes))
-                counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += events
+                _count_events(len(span.events), 0, counts)
         except RejectedError as rejected:
             counts[table.DECODED_SPANS, rejected.reason] += 1
-            counts[table.DECODED_EVENTS, rejected.reason] += events
+            counts[table.DECODED_EVENTS, rejected.reason] += len(span.events)
         else:
             counts[table.DECODED_SPANS, table.ACCEPTED] += 1
 
@@ -302,24 +276,59 @@ class _Reader:
         if reason := self._accept_span(telemetry.instance, span.span_id, end_unix_ns):
             raise RejectedError(reason)
 
-    def _read_events(self, name: str) -> None:
-        """Turn the waiting events of this name into columns."""
-        events, owners = self._events[name]
-        if name == words.SUMMARY_EVENT:
-            places, own = np.unique(owners, return_inverse=True)
-            latest = np.array([self._telemetry[place].latest_unix_ns for place in places])
-            rows, fates = _summaries(events, latest[own])
-        else:
-            rows, fates = read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
+
+ReadEvents = Callable[[Sequence[Any], Sequence[Telemetry]], tuple[NDArray[np.void], NDArray[np.object_]]]
+"""Events and whose they are, to one row each and the outcome of each."""
+
+
+class _EventColumns:
+    """Events of one kind become rows of a column of telemetry, together for all resources.
+
+    A call of numpy costs more than its work for one event.
+    """
+
+    def __init__(self, column: str, read: ReadEvents, counts: Counts) -> None:
+        self._column, self._read, self._counts = column, read, counts
+        self._events: list[Any] = []
+        self._owners: list[Telemetry] = []
+        self._rows: list[NDArray[np.void]] = []
+        self._row_owners: list[Telemetry] = []
+
+    def add(self, event: Any, owner: Telemetry) -> None:
+        """Add an event of some telemetry."""
+        self._events.append(event)
+        self._owners.append(owner)
+        if len(self._events) == _AT_ONCE:
+            self._convert()
+
+    def hand_out(self) -> None:
+        """Give all telemetry its rows, in the order of its events."""
+        if self._events:
+            self._convert()
+        if not self._rows:
+            return
+        rows, places = np.concatenate(self._rows), defaultdict(list)
+        for place, owner in enumerate(self._row_owners):
+            places[id(owner)].append(place)
+        for own in places.values():
+            setattr(self._row_owners[own[0]], self._column, rows[own])
+
+    def _convert(self) -> None:
+        rows, fates = self._read(self._events, self._owners)
         for fate, count in Counter(fates.tolist()).items():
             self._counts[table.DECODED_EVENTS, fate] += count
         accepted = fates == table.ACCEPTED
-        self._columns[name].append((np.array(owners)[accepted], rows[accepted]))
-        events.clear()
-        owners.clear()
+        self._rows.append(rows[accepted])
+        self._row_owners += itertools.compress(self._owners, accepted)
+        self._events.clear()
+        self._owners.clear()
 
 
-def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tuple[StepColumns, NDArray[np.object_]]:
+def _snapshots(events: Sequence[Any], _: object) -> tuple[NDArray[np.void], NDArray[np.object_]]:
+    return read_columns(events, words.SNAPSHOT_FIELDS, SNAPSHOT_DTYPE)
+
+
+def _summaries(events: Sequence[Any], owners: Sequence[Telemetry]) -> tuple[StepColumns, NDArray[np.object_]]:
     """Read steps, and the outcome of each; a step ahead of the arrival is out of range even if its span is not."""
     steps, fates = read_columns(events, words.SUMMARY_FIELDS, STEP_DTYPE)
     steps["unix_ns"] = np.array([event.time_unix_nano for event in events], np.uint64)  # from 2^63 on below 0
@@ -328,6 +337,7 @@ def _summaries(events: Sequence[Any], latest_unix_ns: NDArray[np.int64]) -> tupl
         each[words.KV_USAGE].double_value if words.KV_USAGE in each else math.nan for each in attributes
     ]
     unix_ns, usage = steps["unix_ns"], steps["kv_usage_ratio"]
+    latest_unix_ns = np.array([owner.latest_unix_ns for owner in owners])
     within = (unix_ns >= words.UNIX_MIN) & (unix_ns <= latest_unix_ns) & (usage >= 0.0) & (usage <= 1.0)
     agreeing = steps["prefill_tokens"] + steps["decode_tokens"] == steps["scheduled_tokens"]
     agreeing &= steps["ts_end_ns"] >= steps["ts_start_ns"]

@@ -73,8 +73,8 @@ class Joiner:
 
     # --- in -----------------------------------------------------------------------------------------------------------
 
-    def add(self, telemetry: Telemetry) -> None:
-        """Add what one resource of one export said."""
+    def add(self, telemetry: Telemetry) -> bool:
+        """Add what one resource of one export said; whether there was a place for it."""
         for api in telemetry.api:
             self.api_spans.add(api)
         key = (telemetry.recording, telemetry.instance)
@@ -90,6 +90,7 @@ class Joiner:
             engine = self._emitter_for(Engine, key, telemetry.arrived_unix_ns, telemetry)
             if engine is not None:
                 self._add_steps(engine, telemetry)
+        return key in self.engines or key in self.api_processes
 
     def _emitter_for(
         self, kind: type[E], key: Key, arrived_unix_ns: int, telemetry: Telemetry | None = None

@@ -153,10 +153,10 @@ class Pipeline:
         for telemetry in decode_exports(exports, self._spans.accept, self._counts):
             if telemetry.too_new_unix_ns:
                 self._warn_of_skew(telemetry)
-            self._load.record(telemetry)
             if is_logged:
                 self._unlearned.record(telemetry)
-            joiner.add(telemetry)
+            if joiner.add(telemetry):
+                self._load.record(telemetry)
         self._learn(joiner.drain())
 
     def _warn_of_skew(self, telemetry: Telemetry) -> None:

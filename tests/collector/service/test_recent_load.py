@@ -13,6 +13,7 @@ from tests.support.gpu_server import request_exports, serve
 from tests.support.page_server import RECORDED
 from tests.support.pipelines import EVERY_REQUEST, new_pipeline
 from tests.support.recordings import otlp_file, recording
+from tests.support.step_exports import make_export
 from tests.support.toy_engine import many_jobs, run_engine
 from tests.support.toy_spans import columns_of, core_of, spans_in, stock_of
 from tests.support.vllm_scheduler import Traffic
@@ -128,6 +129,13 @@ def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
     steps = columns_of(run_engine(many_jobs(5)))
     steps["unix_ns"] += NOW
     assert mix_after(Telemetry("vllm-0", {}, steps=steps), stock()) is None, "nothing was asked of those that run"
+
+
+def test_the_load_of_senders_without_a_place_is_not_kept_and_replaces_nobodys():
+    pipeline = new_pipeline(engines_max=1)
+    for name in ("engine", "stranger", "another"):
+        pipeline.process([Export(make_export(instance=name).SerializeToString(), "", "", 1)])
+    assert pipeline.revision[-1] == 1, "processes whose load is known"
 
 
 def test_a_recorded_page_alone_tells_the_load_of_its_requests():

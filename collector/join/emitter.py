@@ -51,11 +51,8 @@ class Waiting(NamedTuple):
     needed_unix_ns: float = math.inf
 
 
-class TargetRows(NamedTuple):
-    """Rows of one target, in event-time order."""
-
-    target: Target
-    rows: RowBlock
+TargetRows = tuple[Target, RowBlock]
+"""Rows of one target, in event-time order."""
 
 
 class Emitter(abc.ABC):

@@ -107,9 +107,9 @@ class Engine(Emitter):
         low, stop = max(first.base, second.base), min(first.newest_step, second.newest_step) + 1
         if stop - low < _SAME_STEPS_MIN:
             return False
-        (steps, cells), (others, other_cells) = first.columns(low, stop), second.columns(low, stop)
-        both = cells["seen"] & other_cells["seen"]
-        agreed = both & (np.abs(steps["ts_start_ns"] - others["ts_start_ns"]) <= _SAME_START_NS)
+        one, two = first.view(low, stop), second.view(low, stop)
+        both = one.seen & two.seen
+        agreed = both & (np.abs(one.steps["ts_start_ns"] - two.steps["ts_start_ns"]) <= _SAME_START_NS)
         return bool(np.count_nonzero(agreed) >= max(_SAME_STEPS_MIN, _SAME_SHARE_MIN * np.count_nonzero(both)))
 
     def is_due_to_compare(self) -> bool:
@@ -206,7 +206,7 @@ class Engine(Emitter):
         if self.duplicate_of is None:
             return out
         self.count(RowDrop.KNOWN_FROM_STEPS, sum(len(rows) for target, rows in out if target is Target.STEP_TIME))
-        return [each for each in out if each.target not in (Target.STEP_TIME, Target.SCHEDULE_TIME)]
+        return [(target, rows) for target, rows in out if target not in (Target.STEP_TIME, Target.SCHEDULE_TIME)]
 
 
 def _split_restarts(steps: StepColumns) -> list[StepColumns]:

@@ -21,25 +21,32 @@ from __future__ import annotations
 
 import numpy as np
 
+from collector.decode import MISSING, StepColumns
 from collector.join.rows import START, Stamps
-from collector.join.window import Cells
+from collector.join.window import Cells, StepView
 from online import Mask
 
 
-def final_steps(steps: Cells, cells: Cells, watermark_unix_ns: int) -> int:
+def tell_all(steps: StepColumns, *, asynchronous: bool) -> bool:
+    """Whether summaries tell contexts, and when a step was done: until the next one begins, unless ``asynchronous``."""
+    ends_told = (steps["ts_done_ns"] > 0) | (not asynchronous)
+    return bool(((steps["context_tokens_single"] != MISSING) & ends_told).any())
+
+
+def final_steps(view: StepView, watermark_unix_ns: int) -> int:
     """How many of these steps, from the first on, are final: those up to the watermark."""
-    old = np.flatnonzero(cells["seen"] & (steps["unix_ns"] <= watermark_unix_ns))
+    old = np.flatnonzero(view.seen & (view.steps["unix_ns"] <= watermark_unix_ns))
     return int(old[-1]) + 1 if len(old) else 0
 
 
-def done_stamps(steps: Cells, cells: Cells) -> Stamps:
+def done_stamps(view: StepView) -> Stamps:
     """The boundaries 1..m-2 that m consecutive steps stamp (the edges lack a neighbour): when the step before was done.
 
     In its place stands when the next step begins, where nobody tells when the one before was done, where that had no
     tokens, and after a pause that no step took. A first step begins so, too, where nobody tells when it was done.
     """
+    steps, seen, empty = view.steps, view.seen, view.steps["scheduled_tokens"] == 0
     at, before = slice(1, len(steps) - 1), slice(0, len(steps) - 2)
-    seen, empty = cells["seen"], steps["scheduled_tokens"] == 0
     wall_offset = steps["unix_ns"] - steps["ts_end_ns"]
     busy = seen[before] & ~empty[before] & (steps["ts_done_ns"][before] > 0)
     begins = ~busy & seen[at] & (seen[before] | (steps["ts_done_ns"][at] <= 0))
@@ -60,12 +67,12 @@ def _resumed(steps: Cells, before: Cells) -> Mask:
     return np.asarray(nobody_left & (steps["decode_requests"] == 0) & (before["waiting"] == 0))
 
 
-def overlaps(steps: Cells, cells: Cells) -> tuple[int, int]:
+def overlaps(view: StepView) -> tuple[int, int]:
     """Count pairs of steps that show how an engine schedules, and those whose second step overlaps the first.
 
     Pairs beside an idle moment show nothing.
     """
-    behind = cells["seen"][:-1] & cells["seen"][1:] & (steps["scheduled_tokens"][:-1] > 0)
-    behind &= (steps["scheduled_tokens"][1:] > 0) & (steps["ts_done_ns"][:-1] > 0)
-    early = behind & (steps["ts_start_ns"][1:] < steps["ts_done_ns"][:-1])
-    return int(np.count_nonzero(behind)), int(np.count_nonzero(early))
+    steps, busy = view.steps, view.seen & (view.steps["scheduled_tokens"] > 0)
+    told = busy[:-1] & busy[1:] & (steps["ts_done_ns"][:-1] > 0)
+    early = told & (steps["ts_start_ns"][1:] < steps["ts_done_ns"][:-1])
+    return int(np.count_nonzero(told)), int(np.count_nonzero(early))

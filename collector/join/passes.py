@@ -85,7 +85,7 @@ class PassEngine(Emitter):
             blocks = [pass_block(passes[target], self.number)] if target in passes else []
             rows = self._warm_ups[target].pass_through(blocks, self.counts, flush=idle or self.liveness > 0)
             if len(rows):
-                out.append(TargetRows(target, rows))
+                out.append((target, rows))
         return out
 
 

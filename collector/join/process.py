@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import defaultdict
 
 import numpy as np
 
 from collector.config import Config
-from collector.decode import MISSING, CoreSpan, SnapshotColumns, StepColumns
+from collector.decode import CoreSpan, SnapshotColumns, StepColumns
 from collector.identity import FactSource
 from collector.telemetry import JoinEvent, RowDrop
 from online import Floats, Mask, Quality, RowBlock, Target
@@ -32,10 +31,11 @@ from .inferred import (
     EngineCalibration,
     KvTimeline,
     PrefillChunks,
-    StepView,
-    completed_steps,
-    drops,
+    best_stamps,
+    final_steps,
     find_residencies,
+    leading,
+    overlaps,
     project_onto_steps,
     schedule_starts,
     split_chunks,
@@ -43,9 +43,9 @@ from .inferred import (
     trusted_missing_steps,
     waiting_steps,
 )
-from .requests import PendingRequest, RequestRow, request_block, rows_of
+from .requests import PendingRequest, request_rows
 from .rows import KV_COLUMNS, START, Stamps, WarmUp, row_block, schedule_block, summary_features
-from .window import StepWindow
+from .window import StepView, StepWindow
 
 _FIRST_BLOCK_STEPS = 256
 """A new engine waits for its first block; the later ones only cost per block."""
@@ -76,7 +76,7 @@ class EngineProcess:
         self.event_unix_ns = self.first_unix_ns = self.first_summary_step = 0
         self.has_summaries = self.has_journeys = self.is_exact = False
         self.longest_run_ns = 0
-        self.window = StepWindow()
+        self.window = StepWindow(settings.steps_max)
         self.warm_up = WarmUp(settings.warm_up_rows)
         self.kv: KvTimeline | None = None
         """Its publisher of KV events, once known."""
@@ -137,45 +137,33 @@ class EngineProcess:
     # --- in ---------------------------------------------------------------------------------------------------------
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
-        """Add step summaries (any order) and request snapshots of this process."""
-        engine, first_step, last_step = self._engine, int(steps["step_id"].min()), int(steps["step_id"].max())
-        self.window.reach(first_step, last_step, self._settings.steps_max, self.emitted_step)
-        new, behind, other = self.window.add_summaries(steps)
-        # those of steps whose rows have left without them are late, too
-        late = behind + int(np.count_nonzero(new < self.emitted_step))
-        engine.count(JoinEvent.STEP_LATE, late)
-        engine.count(JoinEvent.ENGINE_CONFLICT, other)
-        engine.count(JoinEvent.DUPLICATE, len(steps) - behind - len(new) - other)
+        """Place step summaries (any order) and request snapshots of this process by step id."""
+        first_step, asynchronous = int(steps["step_id"].min()), self.calibration.facts.get("async_scheduling") is True
+        self.window.add_summaries(steps, snapshots, self.emitted_step, self._engine.count)
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
-        if not self.is_exact:
-            ends_told = (steps["ts_done_ns"] > 0) | (self.calibration.facts.get("async_scheduling") is not True)
-            self.is_exact = bool(((steps["context_tokens_single"] != MISSING) & ends_told).any())
+        self.is_exact = self.is_exact or exact.tell_all(steps, asynchronous=asynchronous)
         self._record_times(int(steps["unix_ns"].min()), int(steps["unix_ns"].max()))
-        if len(snapshots):
-            self.window.add_snapshots(snapshots[np.isin(snapshots["step_id"], new)])
 
     def add_request(self, span: CoreSpan) -> PendingRequest | None:
-        """Add one finished request of this process; it waits for its rows, if it ever ran."""
-        engine, offset_ns, runs = self._engine, span.unix_minus_mono_ns, tuple(find_residencies(span.events))
+        """Lay one finished request onto the steps in which it ran; it waits for its rows, if it ever ran."""
+        engine, runs = self._engine, tuple(find_residencies(span.events))
         self.has_journeys = True
         self._record_times(span.end_unix_ns, span.end_unix_ns)
         if not runs:
             engine.count(JoinEvent.UNMATCHED)
             return None
-        start_ns = runs[0].scheduled_ns
-        first, last, steps_max = runs[0].first_step, runs[-1].last_step, self._settings.steps_max
-        held = last - first < steps_max
+        first, last, start_ns = runs[0].first_step, runs[-1].last_step, runs[0].scheduled_ns
+        held = last - first < self._settings.steps_max
         if held:
-            self.window.reach(waiting_steps(span)[0], last, steps_max, self.emitted_step)
+            self.window.reach(waiting_steps(span)[0], last, self.emitted_step)
             held = first >= self.window.base  # else its steps have been let go of
         if not held or (first < self.emitted_step and not self.is_exact):
             engine.count(JoinEvent.JOURNEY_LATE)
         if held:
             self._chunks += project_onto_steps(span, self.window, runs)
             self.longest_run_ns = max(self.longest_run_ns, span.events[-1].ts_ns - start_ns)
-        queued_unix_ns = span.events[0].ts_ns + offset_ns
-        request = PendingRequest(span, last, queued_unix_ns, start_ns + offset_ns)
+        request = PendingRequest(span, last, start_ns + span.unix_minus_mono_ns)
         heapq.heappush(self.requests, request)
         if len(self.requests) > self._settings.requests_max:
             heapq.heappop(self.requests)
@@ -185,51 +173,60 @@ class EngineProcess:
     # --- out --------------------------------------------------------------------------------------------------------
 
     def advance(self, liveness: Liveness) -> list[TargetRows]:
-        """Pass every final step, return the rows and drop the steps behind them.
+        """Rows of every step that is final, and of the requests that ended in those; the steps behind are forgotten.
 
         For an idle engine, telemetry that only more telemetry can complete is kept.
         """
-        self._pass_steps(liveness)
+        # whether journeys will come, which have the decode context, shows by then
+        waited = liveness > 0 or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
+        if self.window.size and (self.is_exact or self.has_journeys or waited):
+            self._give_up_lost()
+            if self.is_exact:
+                self._pass_exact(liveness)
+            else:
+                self._pass_inferred(liveness, waited=waited)
         rows = self.warm_up.pass_through(self._rows, self._engine.counts, flush=liveness > 0)
-        out = [TargetRows(Target.STEP_TIME, rows)] if len(rows) else []
-        out += [TargetRows(Target.SCHEDULE_TIME, block) for block in self._schedule_rows if len(block)]
+        out = [(Target.STEP_TIME, rows), *((Target.SCHEDULE_TIME, block) for block in self._schedule_rows)]
         self._rows, self._schedule_rows = [], []
         if self.warm_up.over:
             out += self._request_rows(liveness)
         if self.emitted_step:
-            # with journeys, only those older than the timeout; requests that wait look back at the queue they met
-            horizon_ns = self.event_unix_ns
-            if self.has_journeys:
-                horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
-            self.window.forget_until(horizon_ns, self.emitted_step - _STEPS_BEFORE)
-        return out
+            self._forget_steps()
+        return [(target, block) for target, block in out if len(block)]
 
-    def _pass_steps(self, liveness: Liveness) -> None:
-        window = self.window
-        waited = liveness > 0 or self.event_unix_ns >= self.first_unix_ns + self._settings.timeout_ns
-        if not (window.size and (self.is_exact or self.has_journeys or waited)):
-            return  # whether journeys will come, which have the decode context, is not known
-        self._give_up_lost()
-        first, stop = self.emitted_step or window.base, window.newest_step + 1
-        if self.is_exact:
-            watermark_ns = self.event_unix_ns - self._settings.lateness_ns
-            final = stop if liveness else first + exact.final_steps(*window.columns(first, stop), watermark_ns)
-            self._pass_exact(first, final, liveness)
-            return
+    def _pass_exact(self, liveness: Liveness) -> None:
+        """Pass the steps up to the watermark by their summaries alone: rows run from stamp to stamp of their ends."""
+        window, first = self.window, self.emitted_step or self.window.base
+        begin, stop = max(self.calibrated_step, window.base), window.newest_step + 1
+        if not liveness:
+            stop = first + exact.final_steps(window.view(first, stop), self.event_unix_ns - self._settings.lateness_ns)
+            if stop <= begin:
+                return
+        view = window.view(first - 1, stop + 2)
+        self._decide_scheduling(*exact.overlaps(view), waited=False)
+        self._count_passed(begin, stop)
+        self.calibrated_step = max(self.calibrated_step, stop)
+        self._add_rows(first, view, summary_features(view.steps), exact.done_stamps(view), view.seen)
+
+    def _pass_inferred(self, liveness: Liveness, *, waited: bool) -> None:
+        """Pass the steps that summaries and journeys tell together, once it shows how the engine schedules."""
+        window, first = self.window, self.emitted_step or self.window.base
+        stop = window.newest_step + 1
         if not self.calibrated_step:
-            self._decide_scheduling(*self._view(first, stop).overlaps(), waited=waited)
-        if self.scheduling is not Scheduling.UNKNOWN or not self.has_journeys:
-            view = self._view(first, stop)
-            final = self._told_steps(view, liveness) if liveness else self._final_steps(view)
-            self._pass_blocks(first + final, liveness)
-            if liveness is Liveness.OVER and first + final < window.newest_step:
-                self._engine.count(RowDrop.INCOMPLETE)
-                self._count_passed(max(self.calibrated_step, window.base), stop)
-                self.emitted_step, self.calibrated_step = window.newest_step, stop
+            self._decide_scheduling(*overlaps(self._view(first, stop)), waited=waited)
+        if self.scheduling is Scheduling.UNKNOWN and self.has_journeys:
+            return
+        view = self._view(first, stop)
+        final = first + (self._told_steps(view, liveness) if liveness else self._final_steps(view))
+        self._pass_blocks(final, liveness)
+        if liveness is Liveness.OVER and final < window.newest_step:
+            self._engine.count(RowDrop.INCOMPLETE)
+            self._count_passed(max(self.calibrated_step, window.base), stop)
+            self.emitted_step, self.calibrated_step = window.newest_step, stop
 
     def _view(self, first: int, stop: int) -> StepView:
         """Steps first..stop-1."""
-        return StepView(*self.window.columns(first, stop), asynchronous=self.scheduling is Scheduling.ASYNC)
+        return self.window.view(first, stop, asynchronous=self.scheduling is Scheduling.ASYNC)
 
     def _give_up_lost(self) -> None:
         """Drop rows and unfinished prefills before the window, which a jump of step ids has made unreachable."""
@@ -243,13 +240,10 @@ class EngineProcess:
 
     def _final_steps(self, view: StepView) -> int:
         """How many of these steps, from the first on, are final."""
-        now_unix_ns, settings = self.event_unix_ns, self._settings
-        final, unix_ns = completed_steps(
-            view, by_journeys=self.has_journeys, now_unix_ns=now_unix_ns, settings=settings
+        settings, now_unix_ns = self._settings, self.event_unix_ns
+        return final_steps(
+            view, by_journeys=self.has_journeys, by_kv=self.kv is not None, now_unix_ns=now_unix_ns, settings=settings
         )
-        if self.kv is not None:
-            final &= unix_ns <= now_unix_ns - settings.lateness_ns
-        return _leading(final)
 
     def _told_steps(self, view: StepView, liveness: Liveness) -> int:
         """How many of these steps, from the first on, are used for an idle engine; for one that is over, one more.
@@ -266,22 +260,8 @@ class EngineProcess:
             return stop + 1 if stop else 0
         if self.has_summaries and self.has_journeys:
             told = told | trusted_missing_steps(view, sampled=self.calibration.missing_step_scale != 1.0)
-            stop = min(_leading(told), stop)
+            stop = min(leading(told), stop)
         return stop
-
-    def _pass_exact(self, first: int, stop: int, liveness: Liveness) -> None:
-        """Pass the steps below ``stop`` by their summaries alone; rows begin at ``first``."""
-        begin = max(self.calibrated_step, self.window.base)
-        if stop <= begin and not liveness:
-            return
-        around = self.window.columns(first - 1, stop + 2)
-        self._decide_scheduling(*exact.overlaps(*around), waited=False)
-        self._count_passed(begin, stop)
-        self.calibrated_step = max(self.calibrated_step, stop)
-        stamps = exact.done_stamps(*around)
-        if self._end_at(first, stamps):
-            view = StepView(*around, asynchronous=False)
-            self._add_rows(first, view, summary_features(view.steps), stamps, view.seen)
 
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
         """Pass the steps below ``stop`` block by block: emit their rows, then update the calibration."""
@@ -306,35 +286,36 @@ class EngineProcess:
     def _emit_rows(self, stop: int) -> None:
         """Rows between the stamped boundaries below ``stop``."""
         calibration, first = self.calibration, self.emitted_step or self.window.base
-        if not len(self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1).stamps().step):
+        latest = self._view(max(first, stop - self._settings.block_rows) - 1, stop + 1)
+        if not len(best_stamps(latest).step):
             return  # in a hole
         view = self._view(first - 1, stop + 1)
-        stamps, sampled = view.stamps(), calibration.missing_step_scale != 1.0
+        stamps, sampled = best_stamps(view), calibration.missing_step_scale != 1.0
         if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
             stamps = stamps.take(stamps.kind == START)
-        if self._end_at(first, stamps):
-            known = view.seen | (trusted_missing_steps(view, sampled=sampled) & self.has_journeys)
-            self._add_rows(first, view, step_features(view, calibration), stamps, known)
-
-    def _end_at(self, first: int, stamps: Stamps) -> bool:
-        """Set the end of the newest row to the last stamp, if any; stamps count from the step before ``first``."""
-        if len(stamps.step):
-            self.emitted_step, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
-        return len(stamps.step) > 1
+        known = view.seen | (trusted_missing_steps(view, sampled=sampled) & self.has_journeys)
+        self._add_rows(first, view, step_features(view, calibration), stamps, known)
 
     def _add_rows(self, first: int, view: StepView, raw: Floats, stamps: Stamps, known: Mask) -> None:
-        """Emit rows between these stamps; ``known``: steps with a summary, or with trusted journeys."""
-        dropped = drops(view, stamps, known, self._settings.row_steps_max)
+        """Emit rows between these stamps of a view from ``first`` - 1 on; the next ones begin at the last stamp.
+
+        ``known``: steps with a summary, or with trusted journeys.
+        """
+        if len(stamps.step):
+            self.emitted_step, self._emitted_unix_ns = first - 1 + int(stamps.step[-1]), int(stamps.unix_ns[-1])
+        if len(stamps.step) <= 1:
+            return
         here, number, quality = stamps.covered, self._engine.number, self.quality
-        steps, cells, raw = view.steps[here], view.cells[here], raw[here]
         if self.kv is not None:
             starts_unix_ns = schedule_starts(view)[here.start : here.stop + 1]
-            raw[:, KV_COLUMNS] = self.kv.moved_blocks(starts_unix_ns, first - 1 + here.start)
+            raw[here, KV_COLUMNS] = self.kv.moved_blocks(starts_unix_ns, first - 1 + here.start)
             self.calibration.kv_block_tokens = float(self.kv.block_size)
-        counts = self._engine.counts
-        self._rows.append(row_block(raw, cells["seen"], stamps, dropped, counts, engine=number, quality=quality))
-        self._schedule_rows.append(schedule_block(steps, cells, raw, engine=number, quality=quality))
+        counts, longest = self._engine.counts, self._settings.row_steps_max
+        self._rows.append(
+            row_block(view, raw, stamps, known, counts, engine=number, quality=quality, row_steps_max=longest)
+        )
+        self._schedule_rows.append(schedule_block(view, raw, here, engine=number, quality=quality))
 
     def _learn(self, first: int, stop: int, liveness: Liveness) -> None:
         """Calibrate by steps first..stop-1 of one block, which have passed."""
@@ -358,47 +339,44 @@ class EngineProcess:
         window, engine = self.window, self._engine
         if not self.has_summaries:
             return
-        steps, cells = window.columns(max(first, self.first_summary_step), min(stop, window.newest_step + 1))
-        engine.count(JoinEvent.MISSING, int(np.count_nonzero(~cells["seen"])))
-        excess = int(np.count_nonzero(cells["seen"] & (steps["decode_tokens"] > steps["decode_requests"])))
-        if excess and not window.steps["preempted"][: max(0, stop - window.base)].any():
+        view = window.view(max(first, self.first_summary_step), min(stop, window.newest_step + 1))
+        engine.count(JoinEvent.MISSING, int(np.count_nonzero(~view.seen)))
+        excess = view.seen & (view.steps["decode_tokens"] > view.steps["decode_requests"])
+        if excess.any() and not window.steps["preempted"][: max(0, stop - window.base)].any():
             engine.facts.learn({"speculative_decoding": True}, FactSource.TELEMETRY)
 
     def _request_rows(self, liveness: Liveness) -> list[TargetRows]:
         """Rows of requests whose steps have left: with their API span, or once it can no longer come."""
-        settings, engine = self._settings, self._engine
+        settings, engine, final = self._settings, self._engine, []
         grace_unix_ns = self.event_unix_ns - settings.lateness_ns
-        remembered_ns = settings.timeout_ns - settings.lateness_ns
-        by_target: defaultdict[Target, list[RequestRow]] = defaultdict(list)
-
-        def is_final(request: PendingRequest) -> bool:
+        while self.requests:
+            request = self.requests[0]
             waited = request.api is not None or request.span.end_unix_ns <= grace_unix_ns
-            return liveness is Liveness.OVER or (self.emitted_step > request.last_step and waited)
-
-        while self.requests and is_final(self.requests[0]):
-            request = heapq.heappop(self.requests)
-            end_unix_ns = request.span.end_unix_ns
-            if self.warm_up.spanned(request.start_unix_ns, end_unix_ns):
+            if liveness is not Liveness.OVER and not (self.emitted_step > request.last_step and waited):
+                break
+            heapq.heappop(self.requests)
+            if self.warm_up.spanned(request.start_unix_ns, request.span.end_unix_ns):
                 engine.count(RowDrop.WARM_UP)
                 continue
             if request.api is None:
                 engine.count(JoinEvent.UNMATCHED)
             else:
                 engine.api_queueing.add(request.span, request.api)
-            is_remembered = end_unix_ns - request.queued_unix_ns < remembered_ns
-            for target, row in rows_of(request.span, request.api, self.window if is_remembered else None):
-                by_target[target].append(row)
-        return [
-            TargetRows(target, request_block(rows, engine.number, self.quality))
-            for target, rows in sorted(by_target.items())
-        ]
+            final.append(request)
+        remembered_ns = settings.timeout_ns - settings.lateness_ns
+        return request_rows(final, self.window, remembered_ns, engine=engine.number, quality=self.quality)
+
+    def _forget_steps(self) -> None:
+        """Drop steps whose rows have left.
+
+        With journeys, only those older than the timeout; requests that wait look back at the queue they met.
+        """
+        horizon_ns = self.event_unix_ns
+        if self.has_journeys:
+            horizon_ns = min(horizon_ns - self._settings.timeout_ns, self._queue_needed_unix_ns)
+        self.window.forget_until(horizon_ns, self.emitted_step - _STEPS_BEFORE)
 
     def shed_memory(self) -> None:
         """Drop steps whose rows have left, and free their memory."""
         if self.emitted_step:
             self.window.hold(max(self.emitted_step - _STEPS_BEFORE, self.window.base), self.window.newest_step)
-
-
-def _leading(mask: Mask) -> int:
-    """Number of true values before the first false one."""
-    return len(mask) if mask.all() else int(mask.argmin())

@@ -11,17 +11,18 @@ preemption_gap  PREEMPTED -> SCHEDULED
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from collector.decode import MISSING, ApiSpan, CoreSpan, SpanEvent, SpanEventKind
+from collector.join.emitter import TargetRows
 from collector.join.inferred import NATURAL
 from collector.join.window import StepWindow
-from online import REQUEST_FEATURES, Quality, RowBlock, Target
+from online import Quality, RowBlock, Target
 
 _QUEUE_STATE_AGE_NS = 10**9
 """A summary older than this at QUEUED says nothing about the queue."""
@@ -35,9 +36,13 @@ class PendingRequest:
 
     span: CoreSpan
     last_step: int
-    queued_unix_ns: int
     start_unix_ns: int
     api: ApiSpan | None = None
+
+    @property
+    def queued_unix_ns(self) -> int:
+        """When it was first heard of."""
+        return self.span.events[0].ts_ns + self.span.unix_minus_mono_ns
 
     @property
     def queue_unix_ns(self) -> int:
@@ -50,30 +55,28 @@ class PendingRequest:
         return (one.end_unix_ns, one.span_id) < (two.end_unix_ns, two.span_id)
 
 
-class RequestRow(NamedTuple):
-    """One equation of one request target."""
+def request_rows(
+    requests: Iterable[PendingRequest], window: StepWindow, remembered_ns: int, *, engine: int, quality: Quality
+) -> list[TargetRows]:
+    """Rows of every target that requests give some for, in their order.
 
-    raw: tuple[float, ...]
-    elapsed_us: float
-    end_unix_ns: int
-
-
-def request_block(rows: Sequence[RequestRow], engine: int, quality: Quality) -> RowBlock:
-    """Rows of one target as a block."""
-    raw, elapsed_us, end_ns = zip(*rows, strict=True)
-    lines = np.array(raw).reshape(len(rows), len(REQUEST_FEATURES))
-    ends_ns = np.array(end_ns, np.int64)
-    return RowBlock.of_lines(lines, np.array(elapsed_us), end_ns=ends_ns, engine=engine, quality=quality)
-
-
-def rows_of(span: CoreSpan, api: ApiSpan | None, window: StepWindow | None) -> Iterator[tuple[Target, RequestRow]]:
-    """Every target this request gives a row for; without ``window``, the queue it met is not remembered."""
-    marks = {mark.kind: mark for mark in reversed(span.events)}
-    queued = marks.get(SpanEventKind.QUEUED)
-    state = (math.nan,) * 4 if queued is None or window is None else queue_state(window, queued.step_id, queued.ts_ns)
-    raw = (float(span.prompt_tokens), float(span.events[-1].output_tokens), *state)
-    for target, start_ns, stop_ns in _waits(span, api, window, marks):
-        yield target, RequestRow(raw, (stop_ns - start_ns) / 1e3, span.end_unix_ns)
+    The queue that a request met is not remembered where the request took ``remembered_ns`` or longer.
+    """
+    by_target: defaultdict[Target, list[tuple[tuple[float, ...], float, int]]] = defaultdict(list)
+    for request in requests:
+        span, marks = request.span, {mark.kind: mark for mark in reversed(request.span.events)}
+        queued, steps = marks.get(SpanEventKind.QUEUED), None
+        if span.end_unix_ns - request.queued_unix_ns < remembered_ns:
+            steps = window
+        state = (math.nan,) * 4 if queued is None or steps is None else queue_state(steps, queued.step_id, queued.ts_ns)
+        raw = (float(span.prompt_tokens), float(span.events[-1].output_tokens), *state)
+        for target, start_ns, stop_ns in _waits(span, request.api, steps, marks):
+            by_target[target].append((raw, (stop_ns - start_ns) / 1e3, span.end_unix_ns))
+    out = []
+    for target, rows in sorted(by_target.items()):
+        raws, elapsed_us, ends_ns = map(np.array, zip(*rows, strict=True))
+        out.append((target, RowBlock.of_lines(raws, elapsed_us, end_ns=ends_ns, engine=engine, quality=quality)))
+    return out
 
 
 def _waits(

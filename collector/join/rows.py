@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import MISSING
-from collector.join.window import Cells
+from collector.join.window import Cells, StepView
 from collector.telemetry import Counts, RowDrop, table
 from online import PHASES, STEP_FEATURES, Floats, Ints, Mask, Quality, RowBlock, median_of
 
@@ -85,39 +85,56 @@ def summary_features(steps: Cells) -> Floats:
     )
 
 
-def schedule_block(steps: Cells, cells: Cells, raw: Floats, *, engine: int, quality: Quality) -> RowBlock:
-    """How long scheduling took in each of these steps that has a summary and tokens, by their features (m, r)."""
-    timed = np.flatnonzero(cells["seen"] & (steps["scheduled_tokens"] > 0))
-    schedule_us, ends_ns = steps["duration_us"][timed].astype(float), steps["unix_ns"][timed]
+def schedule_block(view: StepView, raw: Floats, steps: slice, *, engine: int, quality: Quality) -> RowBlock:
+    """How long scheduling took in each of some steps of a view that has a summary and tokens; ``raw`` (m, r)."""
+    timed = steps.start + np.flatnonzero(view.seen[steps] & (view.steps["scheduled_tokens"][steps] > 0))
+    schedule_us, ends_ns = view.steps["duration_us"][timed].astype(float), view.steps["unix_ns"][timed]
     return RowBlock.of_lines(raw.take(timed, axis=0), schedule_us, end_ns=ends_ns, engine=engine, quality=quality)
 
 
 def row_block(
+    view: StepView,
     raw: Floats,
-    seen: Mask,
     stamps: Stamps,
-    dropped: list[tuple[RowDrop, Mask]],
+    known: Mask,
     counts: Counts,
     *,
     engine: int,
     quality: Quality,
+    row_steps_max: int,
 ) -> RowBlock:
-    """Rows between consecutive stamps but for those ``dropped``, which are counted by the first reason.
+    """Rows between consecutive stamps; those that cannot be learned are counted by the first reason.
 
-    ``raw`` (m, r) and ``seen`` (m,), whether it has a summary, are of each step from the first stamp to the last.
+    Args:
+        view: m steps that the stamps index.
+        raw: their features, shape (m, r).
+        stamps: two boundaries or more.
+        known: steps that have a summary, or of which journeys tell enough, shape (m,).
+        counts: where what is left out is counted.
+        engine: the number that rows bear.
+        quality: of rows of which each step has a summary.
+        row_steps_max: more steps make no row.
     """
-    offsets = (stamps.step - stamps.step[0]).astype(np.int64)
-    keep = np.ones(len(offsets) - 1, bool)
-    for reason, mask in dropped:
-        counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(mask & keep))
-        keep &= ~mask
-    whole = np.logical_and.reduceat(seen, offsets[:-1])
+    here, offsets = stamps.covered, stamps.step - stamps.step[0]
+    starts = offsets[:-1]
+    keep = np.ones(len(starts), bool)
+    for reason, dropped in (
+        (RowDrop.INCOMPLETE, np.logical_or.reduceat(~known[here], starts)),
+        (RowDrop.IDLE, np.logical_or.reduceat(view.empty[here], starts)),
+        (RowDrop.TIME_ORDER, stamps.elapsed_ns < 0),  # of none at all the learner says that the clock is too coarse
+        (RowDrop.TOO_LONG, np.diff(offsets) > row_steps_max),
+    ):
+        counts[table.DROPPED_ROWS, reason] += int(np.count_nonzero(dropped & keep))
+        keep &= ~dropped
+    whole = np.logical_and.reduceat(view.seen[here], starts)
     phase = np.zeros((len(offsets), len(PHASES)))
     phase[stamps.kind == SCHEDULED, SCHEDULED] = 1.0
     if quality is not Quality.JOURNEYS:  # without start stamps ``completed`` is the reference: else rank-deficient
         phase[stamps.kind == COMPLETED, COMPLETED] = 1.0
     block = replace(
-        RowBlock.of_lines(raw, stamps.elapsed_ns / 1e3, end_ns=stamps.unix_ns[1:].astype(np.int64), engine=engine),
+        RowBlock.of_lines(
+            raw[here], stamps.elapsed_ns / 1e3, end_ns=stamps.unix_ns[1:].astype(np.int64), engine=engine
+        ),
         offsets=offsets,
         phase=np.diff(phase, axis=0),
         quality=np.where(whole, int(min(quality, Quality.STEPS)), int(max(quality, Quality.SAMPLED))),

@@ -7,11 +7,14 @@ matter). Bounded by ``steps_max``; steps far older than the newest are forgotten
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
 from collector.decode import SnapshotColumns, StepColumns
-from online import Ints
+from collector.telemetry import JoinEvent
+from online import Floats, Mask
 
 Cells = NDArray[np.void]
 """One record per step of a window, of SUMMARY_DTYPE or REBUILT_DTYPE."""
@@ -47,10 +50,41 @@ _GROWTH_PARTS = 8
 """A window grows by an eighth: twice as large would stand half empty."""
 
 
-class StepWindow:
-    """Dense columns over step ids [base, base + size)."""
+class StepView:
+    """Consecutive steps, shape (m,): their summaries, and what ran by journeys, counted as a summary counts.
 
-    def __init__(self) -> None:
+    Asynchronous summaries count a request's first decode step as a one-token prefill (wire contract §5.6).
+    """
+
+    def __init__(self, steps: Cells, cells: Cells, *, asynchronous: bool) -> None:
+        self.steps, self.cells, self.asynchronous = steps, cells, asynchronous
+        self.seen: Mask = cells["seen"]
+        first = cells["first_requests"] if asynchronous else 0.0
+        self.prefill_requests: Floats = cells["prefill_requests"].astype(float) + first
+        self.decode_requests: Floats = cells["decode_requests"].astype(float) - first
+        self.prefill_tokens: Floats = cells["prefill_tokens"] + first
+        self.context_tokens: Floats = cells["context_tokens"] - (cells["first_context_tokens"] if asynchronous else 0.0)
+        self.requests = self.prefill_requests + self.decode_requests
+        self.empty: Mask = np.where(self.seen, steps["scheduled_tokens"] == 0, self.requests == 0)
+
+    @property
+    def matched(self) -> Mask:
+        """Steps whose journeys are all here: they count as the summary does (no false positive was seen)."""
+        same_prefills = self.prefill_requests == self.steps["prefill_requests"]
+        return np.asarray(self.seen & same_prefills & (self.decode_requests == self.steps["decode_requests"]))
+
+    @property
+    def snapped(self) -> Mask:
+        """Steps whose request snapshots account for every scheduled token."""
+        every_token = self.cells["snapshot_tokens"] == self.steps["scheduled_tokens"]
+        return np.asarray(self.seen & every_token & (self.cells["snapshot_requests"] == self.steps["decode_requests"]))
+
+
+class StepWindow:
+    """Dense columns over step ids [base, base + size), of which the newest ``steps_max`` are kept."""
+
+    def __init__(self, steps_max: int) -> None:
+        self._steps_max = steps_max
         self.base = 1
         self.newest_step = 0
         """Largest step id held; base - 1 where none is."""
@@ -62,31 +96,34 @@ class StepWindow:
         """How many step ids are held."""
         return self.newest_step - self.base + 1
 
-    def reach(self, first_step: int, last_step: int, steps_max: int, keep_from: int) -> None:
-        """Extend the window to ids first_step..last_step, of which the newest ``steps_max`` are kept.
+    def reach(self, first_step: int, last_step: int, keep_from: int) -> None:
+        """Extend the window to ids first_step..last_step.
 
         Ids below the window are added only where rows have not left: from ``keep_from`` on, if that is not 0.
         """
         if self.size == 0:
             self.base, self.newest_step = first_step, first_step - 1
         newest = max(last_step, self.newest_step)
-        if newest - self.base >= steps_max:
-            self.forget_before(newest - steps_max + 1)
-        first = min(self.base, max(first_step, keep_from, newest - steps_max + 1))
+        oldest = newest - self._steps_max + 1
+        if self.base < oldest:
+            self.forget_before(oldest)
+        first = min(self.base, max(first_step, keep_from, oldest))
         if first < self.base or newest - first >= len(self.steps):
             self.hold(first, newest)
         self.newest_step = newest
 
-    def columns(self, first_step: int, stop_step: int) -> tuple[Cells, Cells]:
-        """Summaries and rebuilt columns of first_step..stop_step-1; ids outside the window read as never seen."""
+    def view(self, first_step: int, stop_step: int, *, asynchronous: bool = False) -> StepView:
+        """Steps first_step..stop_step-1; ids outside the window read as never seen."""
         low, high = first_step - self.base, stop_step - self.base
-        if low >= 0 and high <= len(self.steps):
-            return self.steps[low:high], self.rebuilt[low:high]
         inner = slice(max(0, low), min(high, len(self.steps)))
-        padded = tuple(np.zeros(high - low, held.dtype) for held in (self.steps, self.rebuilt))
-        for held, column in zip((self.steps, self.rebuilt), padded, strict=True):
-            column[inner.start - low : inner.stop - low] = held[inner]
-        return padded[0], padded[1]
+        columns = []
+        for held in (self.steps, self.rebuilt):
+            column = held[inner]
+            if len(column) < high - low:
+                column = np.zeros(high - low, held.dtype)
+                column[inner.start - low : inner.stop - low] = held[inner]
+            columns.append(column)
+        return StepView(*columns, asynchronous=asynchronous)
 
     def forget_until(self, unix_ns: int, keep_from: int) -> None:
         """Drop ids below ``keep_from`` whose steps are no younger than that."""
@@ -99,15 +136,20 @@ class StepWindow:
         if step - self.base >= max(_GROWTH_STEPS, self.size // 2):
             self.hold(step, self.newest_step)
 
-    def add_summaries(self, steps: StepColumns) -> tuple[Ints, int, int]:
-        """Place summaries by id, up to the newest that is reachable.
+    def add_summaries(
+        self, steps: StepColumns, snapshots: SnapshotColumns, keep_from: int, count: Callable[[JoinEvent, int], None]
+    ) -> None:
+        """Place step summaries (any order), each once, with their request snapshots.
 
-        Returns the new ids, the number of steps already dropped, and the number that contradict the start of a known
-        step, which another engine under this instance id sent.
+        Rows of steps below ``keep_from`` have left: their summaries are counted as late, and those that contradict the
+        start of a known step as another engine's under this instance id.
         """
-        behind = int(np.count_nonzero(steps["step_id"] < self.base))
+        step_ids, given = steps["step_id"], len(steps)
+        self.reach(int(step_ids.min()), int(step_ids.max()), keep_from)
+        held = step_ids >= self.base
+        behind = given - int(np.count_nonzero(held))
+        steps = steps[held]
         steps = steps[np.unique(steps["step_id"], return_index=True)[1]]
-        steps = steps[steps["step_id"] >= self.base]
         index = steps["step_id"] - self.base
         known = self.rebuilt["seen"][index]
         other = int(np.count_nonzero(known & (self.steps["ts_start_ns"][index] != steps["ts_start_ns"])))
@@ -115,13 +157,15 @@ class StepWindow:
         for name in _SUMMARY_FIELDS:
             self.steps[name][index] = steps[name]
         self.rebuilt["seen"][index] = True
-        return steps["step_id"], behind, other
+        count(JoinEvent.STEP_LATE, behind + int(np.count_nonzero(steps["step_id"] < keep_from)))
+        count(JoinEvent.ENGINE_CONFLICT, other)
+        count(JoinEvent.DUPLICATE, given - behind - len(steps) - other)
+        if len(snapshots):
+            self._add_snapshots(snapshots[np.isin(snapshots["step_id"], steps["step_id"])])
 
-    def add_snapshots(self, snapshots: SnapshotColumns) -> None:
+    def _add_snapshots(self, snapshots: SnapshotColumns) -> None:
         """Sum request snapshots per step: requests with output, tokens scheduled, context of those with output."""
         index = snapshots["step_id"] - self.base
-        inside = (index >= 0) & (index < self.size)
-        index, snapshots = index[inside], snapshots[inside]
         decoding = (snapshots["output_tokens"] > 0) & (snapshots["scheduled_tokens"] > 0)
         context = np.where(decoding, snapshots["computed_tokens"] + snapshots["scheduled_tokens"], 0)
         np.add.at(self.rebuilt["snapshot_requests"], index, decoding)

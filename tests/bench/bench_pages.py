@@ -110,7 +110,7 @@ def page_rows(pages, until_ns: int, since_ns: int = 0) -> RowBlock | None:
         if since_ns <= page.unix_ns <= until_ns:
             engine.add(page.unix_ns, page.mono_ns, page.engines[0])
     found = engine.advance()
-    return found[0].rows if found else None
+    return found[0][1] if found else None
 
 
 def clocks(case: Case, every_s: float, name: str) -> list[list]:

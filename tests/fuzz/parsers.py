@@ -215,7 +215,7 @@ class Pages(Parser):
         for number, reading in enumerate(engines):
             assert not any(math.isinf(value) for value in reading.values)
             page_engine.add(10**18 + number, number, reading)
-        assert all((each.rows.steps > 0).all() for each in page_engine.advance())
+        assert all((rows.steps > 0).all() for _, rows in page_engine.advance())
         return bool(engines)
 
 

@@ -14,7 +14,7 @@ from .journeys import (
 from .kv import KvSources, KvTimeline, schedule_starts
 from .occupancy import ApiProcess
 from .sampling import NEARLY_WHOLE, WHOLE, doubts_of
-from .steps import StepView, completed_steps, drops, step_features, trusted_missing_steps
+from .steps import best_stamps, final_steps, leading, overlaps, step_features, trusted_missing_steps
 
 __all__ = [
     "NATURAL",
@@ -25,12 +25,13 @@ __all__ = [
     "KvSources",
     "KvTimeline",
     "PrefillChunks",
-    "StepView",
     "Sums",
-    "completed_steps",
+    "best_stamps",
     "doubts_of",
-    "drops",
+    "final_steps",
     "find_residencies",
+    "leading",
+    "overlaps",
     "project_onto_steps",
     "schedule_starts",
     "split_chunks",

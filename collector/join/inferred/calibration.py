@@ -13,10 +13,8 @@ import msgspec
 import numpy as np
 
 from collector.identity import EngineFacts
-from collector.join.window import Cells
+from collector.join.window import Cells, StepView
 from online import Floats
-
-from .steps import StepView
 
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 

@@ -20,10 +20,9 @@ import numpy as np
 from collector.config import Config
 from collector.decode import MISSING
 from collector.decode.kv import KvBatch, count_batch
+from collector.join.window import StepView
 from collector.telemetry import Counts, Skip, table
 from online import Floats, Ints
-
-from .steps import StepView
 
 MOVES_MAX = 65_536
 """Block moves kept per publisher, which last for hours."""

@@ -155,14 +155,14 @@ class ApiProcess(Emitter):
 
     def beside_engines(self, rows: list[TargetRows], configs: int) -> list[TargetRows]:
         """What engines that send their steps leave to learn from requests; of several configurations, nothing."""
-        usable = []
-        for target_rows in rows:
+        usable: list[TargetRows] = []
+        for target, block in rows:
             if configs > 1:
-                self.count(RowDrop.AMBIGUOUS, len(target_rows.rows))
-            elif target_rows.target is Target.STEP_TIME:
-                self.count(RowDrop.KNOWN_FROM_STEPS, len(target_rows.rows))
+                self.count(RowDrop.AMBIGUOUS, len(block))
+            elif target is Target.STEP_TIME:
+                self.count(RowDrop.KNOWN_FROM_STEPS, len(block))
             else:
-                usable.append(target_rows)
+                usable.append((target, block))
         return usable
 
     @property
@@ -256,7 +256,7 @@ class ApiProcess(Emitter):
             decoding = decoding[known]
         group = np.cumsum(decoding["output_tokens"] - 1) // _LINES_MAX
         parts = np.split(decoding, np.flatnonzero(np.diff(group)) + 1)
-        self._rows += [TargetRows(Target.STEP_TIME, self._block(part, batch)) for part in parts if len(part)]
+        self._rows += [(Target.STEP_TIME, self._block(part, batch)) for part in parts if len(part)]
         self._rows += self._request_rows(requests, held, batch)
 
     def _block(self, requests: Requests, batch: DecodeBatch) -> RowBlock:
@@ -298,7 +298,7 @@ class ApiProcess(Emitter):
             if len(rows):
                 wait_us, end_ns, number = wait_s[rows] * 1e6, requests["ended_ns"][rows], self.number
                 block = RowBlock.of_lines(raw[rows], wait_us, end_ns=end_ns, engine=number, quality=Quality.REQUESTS)
-                out.append(TargetRows(target, block))
+                out.append((target, block))
         return out
 
     def _busy_arrivals(self, requests: Requests, met: Ints, batch: DecodeBatch) -> list[BusyArrival]:

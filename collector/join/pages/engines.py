@@ -119,7 +119,7 @@ class PageEngine(Emitter):
     def advance(self) -> list[TargetRows]:
         """Rows since the last call: they come in order and are final at once."""
         by_target = self.windows.rows
-        found = [TargetRows(target, RowBlock.concatenate(rows)) for target, rows in by_target.items() if rows]
+        found = [(target, RowBlock.concatenate(rows)) for target, rows in by_target.items() if rows]
         for rows in by_target.values():
             rows.clear()
         return found

@@ -110,9 +110,9 @@ def off(rows, share=1.0):
 
 
 def rows_of(page):
-    (found,) = page.advance()
-    assert found.target is Target.STEP_TIME
-    return found.rows
+    ((target, rows),) = page.advance()
+    assert target is Target.STEP_TIME
+    return rows
 
 
 def drops_of(page):
@@ -264,7 +264,7 @@ def test_passes_of_prompts_and_of_answers_apart_and_the_gpus_share_are_told_by_s
     """Ranks of a server share its page: what their schedulers count, and the tokens that they hold, add up."""
     engine = Sglang()
     engine.ranks = ranks
-    by_target = {found.target: found.rows for found in scraped(engine).advance()}
+    by_target = dict(scraped(engine).advance())
     assert set(by_target) == {Target.STEP_TIME, Target.GPU_TIME}
     for target, share, near in ((Target.STEP_TIME, 1.0, 0.07), (Target.GPU_TIME, 0.8, 0.01)):
         rows = by_target[target]
@@ -275,7 +275,7 @@ def test_passes_of_prompts_and_of_answers_apart_and_the_gpus_share_are_told_by_s
 
 def test_what_an_engine_estimates_of_its_work_are_columns_where_it_does():
     names = ("estimated_tflop", "estimated_gb")
-    (rows,) = [found.rows for found in scraped(Sglang()).advance() if found.target is Target.GPU_TIME]
+    (rows,) = [rows for target, rows in scraped(Sglang()).advance() if target is Target.GPU_TIME]
     work = FeatureSet("custom", Target.GPU_TIME, tuple(map(raw_column, names))).evaluate(rows)
     assert work[:, 1] == pytest.approx(3.0 * rows.steps)
     assert (work[:, 0] >= rows.steps).all()

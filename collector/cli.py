@@ -171,14 +171,27 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
     metavar="N",
     help="From its middle on, the recorded machine takes N times as long (1).",
 )
+@click.option(
+    "--kv-reads",
+    type=Number(0.01, 100.0),
+    default=1.0,
+    metavar="N",
+    help="Of --gpu: from its middle on, decode takes N times as long to read the KV cache (1).",
+)
 @json_option
-def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, in_json: bool) -> int:
+def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, kv_reads: float, in_json: bool) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
+    if kv_reads != 1.0 and not gpu:
+        raise ConfigError("--kv-reads", "the default demo plays a recorded CPU; give --gpu, too")
     directory = directory or Path("snapshots", "demo")
     tape = made.read_tape(made.find_recording(gpu=gpu))
-    return _written(partial(made.demo, tape, speed, directory, throttle, gpu=gpu), directory, in_json=in_json)
+    return _written(
+        partial(made.demo, tape, speed, directory, made.Slowdown(throttle, kv_reads), gpu=gpu),
+        directory,
+        in_json=in_json,
+    )
 
 
 # --- questions --------------------------------------------------------------------------------------------------------

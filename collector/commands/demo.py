@@ -5,7 +5,7 @@ of Llama 3.1 8B on an H100. Their times are composed of the kernel times that NV
 aiconfigurator-core 0.12.0 (Apache-2.0); those of the host are assumed.
 
 Both clocks of the recording move by one constant, so that what was measured between two stamps stays one interval, and
-the end of the recording reads as the end of the demo. Throttled, intervals are longer from the middle on.
+the end of the recording reads as the end of the demo. Slowed down, intervals are longer from the middle on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import grpc
+import numpy as np
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
@@ -35,6 +36,7 @@ from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import estimate, percent
+from online import Floats
 
 from .ask import ask, published, shown_lines
 
@@ -51,6 +53,9 @@ QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _DATA, _PACKED = Path(__file__).resolve().parents[2] / "tests" / "data", Path(__file__).with_name("recordings")
 _CELL = 23
+KV_READ_NS = 131_072 / 3350.0
+"""Of a token: bytes of keys and values in Llama 3.1 8B, by the bytes that an H100 reads in a nanosecond."""
+_FOREVER_NS = 1 << 62
 
 
 # --- the recording ----------------------------------------------------------------------------------------------------
@@ -59,25 +64,27 @@ _CELL = 23
 class Stamps(NamedTuple):
     """How stamps change: ``unix_ns`` and ``mono_ns`` are added to the stamps of the two clocks.
 
-    From ``slow_unix_ns`` on, which is ``slow_mono_ns`` by the other clock, everything takes ``factor`` times as long.
+    The machine is slower from ``slow_unix_ns`` on, which is ``slow_mono_ns`` by the other clock: what happened
+    ``since_ns`` after it happens ``later_ns`` later, and what happened between two of these in proportion.
     """
 
     unix_ns: int = 0
     mono_ns: int = 0
     slow_unix_ns: int = 0
     slow_mono_ns: int = 0
-    factor: float = 1.0
+    since_ns: Floats = np.zeros(1)
+    later_ns: Floats = np.zeros(1)
 
     def unix_of(self, unix_ns: int) -> int:
         """A stamp of the wall clock."""
-        return unix_ns + self.unix_ns + self._longer_ns(unix_ns - self.slow_unix_ns)
+        return unix_ns + self.unix_ns + self._later_ns(unix_ns - self.slow_unix_ns)
 
     def mono_of(self, mono_ns: int) -> int:
         """A stamp of the monotonic clock."""
-        return mono_ns + self.mono_ns + self._longer_ns(mono_ns - self.slow_mono_ns)
+        return mono_ns + self.mono_ns + self._later_ns(mono_ns - self.slow_mono_ns)
 
-    def _longer_ns(self, since_ns: int) -> int:
-        return round(max(since_ns, 0) * (self.factor - 1.0))
+    def _later_ns(self, since_ns: int) -> int:
+        return round(float(np.interp(since_ns, self.since_ns, self.later_ns)))
 
 
 def _spans_of(request: ExportTraceServiceRequest) -> Iterator[Span]:
@@ -128,22 +135,43 @@ def read_tape(recording: Path) -> Tape:
     return [(unix_nano, said.payload) for unix_nano, _, said in timed if isinstance(said, Export)]
 
 
-def throttling(tape: Tape, factor: float) -> Stamps:
-    """From the middle of a recording on its machine takes ``factor`` times as long, as when its power is capped."""
-    middle_unix_ns = (tape[0][0] + tape[-1][0]) // 2
-    spans = (span for _, payload in tape for span in _spans_of(ExportTraceServiceRequest.FromString(payload)))
-    stamped = ((event, each) for span in spans for event in span.events for each in event.attributes)
-    ahead_ns = (event.time_unix_nano - at.value.int_value for event, at in stamped if at.key == "step.ts_start_ns")
-    return Stamps(slow_unix_ns=middle_unix_ns, slow_mono_ns=middle_unix_ns - next(ahead_ns, 0), factor=factor)
+class Slowdown(NamedTuple):
+    """What takes how many times as long from the middle of a recording on.
+
+    ``throttle``: everything, as when the power of the machine is capped. ``kv_reads``: reading the KV cache in decode.
+    """
+
+    throttle: float = 1.0
+    kv_reads: float = 1.0
+
+    def stamps(self, tape: Tape) -> Stamps:
+        """How the stamps of its machine change."""
+        middle_unix_ns, ahead_ns, steps = (tape[0][0] + tape[-1][0]) // 2, 0, []
+        spans = (span for _, payload in tape for span in _spans_of(ExportTraceServiceRequest.FromString(payload)))
+        for event in (event for span in spans for event in span.events):
+            said = {each.key: each.value.int_value for each in event.attributes}
+            if "step.ts_start_ns" in said:
+                ahead_ns = ahead_ns or event.time_unix_nano - said["step.ts_start_ns"]
+                since_ns = said["step.ts_start_ns"] + ahead_ns - middle_unix_ns
+                steps.append((since_ns, said.get("batch.context_tokens_single", 0)))
+        slow = sorted(step for step in steps if step[0] >= 0)
+        since = np.array([0, *(since_ns for since_ns, _ in slow), _FOREVER_NS], np.float64)
+        read_tokens = np.cumsum([0, 0, *(context for _, context in slow)])  # before each of these moments
+        later_ns = (self.throttle - 1.0) * since + (self.kv_reads - 1.0) * KV_READ_NS * read_tokens
+        return Stamps(0, 0, middle_unix_ns, middle_unix_ns - ahead_ns, since, later_ns)
 
 
-def schedule(tape: Tape, speed: float, clock: Clock, throttle: float = 1.0, engine: str = "") -> Iterator[Sending]:
+AS_RECORDED = Slowdown()
+
+
+def schedule(
+    tape: Tape, speed: float, clock: Clock, slowdown: Slowdown = AS_RECORDED, engine: str = ""
+) -> Iterator[Sending]:
     """The exports of a tape as they should be sent from now on, with the stamps of ``clock``.
 
-    They are sent ``speed`` times faster than recorded, of ``engine`` if that is given. ``throttle`` is the factor of
-    :func:`throttling`.
+    They are sent ``speed`` times faster than recorded, of ``engine`` if that is given.
     """
-    slow = throttling(tape, throttle)
+    slow = slowdown.stamps(tape)
     times = [slow.unix_of(unix_nano) for unix_nano, _ in tape]
     shift_ns = clock.unix_nano() + int((times[-1] - times[0]) / speed) - times[-1]
     stamps = slow._replace(unix_ns=shift_ns, mono_ns=shift_ns)
@@ -230,7 +258,7 @@ def demo(
     tape: Tape,
     speed: float,
     directory: Path,
-    throttle: float = 1.0,
+    slowdown: Slowdown = AS_RECORDED,
     *,
     gpu: bool = False,
 ) -> int:
@@ -248,13 +276,14 @@ def demo(
             listen, pages = f"127.0.0.1:{sidecar.grpc_port}", f"127.0.0.1:{sidecar.http_port}"
             sender = "vLLM on an H100 would send" if gpu else "a real vLLM once sent"
             print_stdout(f"A real sidecar is running; it is sent what {sender}, {speed:g}x faster.")
-            if throttle != 1.0:
-                print_stdout(f"From the middle of the recording on every time in it is {throttle:g} times as long.")
+            for what, factor in zip(("everything", "reading the KV cache"), slowdown, strict=True):
+                if factor != 1.0:
+                    print_stdout(f"From the middle of the recording on {what} takes {factor:g} times as long.")
             print_stdout(f"  OTLP/gRPC  {listen}")
             print_stdout("\n".join(f"  http://{pages}/{page}" for page in ("", "metrics", "snapshot", "healthz")))
             print_stdout("What one step costs, as the evidence comes in; ± is half of a 95 % interval. Ctrl-C ends it.")
             watch = watch_of(table, f"http://{pages}", clock)
-            send(listen, schedule(tape, speed, clock, throttle, engine), clock, watch)
+            send(listen, schedule(tape, speed, clock, slowdown, engine), clock, watch)
     except KeyboardInterrupt:
         interrupted = True
         print_stdout("stopping")

@@ -65,7 +65,7 @@ from collector.telemetry import Metrics, Outcome, Signal, table
 from exporters.pages import dispatch, make_routes, protect
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory
-from exporters.wording import name_of
+from exporters.wording import name_of, pending_sentence
 from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
@@ -201,7 +201,7 @@ class Sidecar:
             ready=self._probe_ready,
             unix_nano=clock.unix_nano,
             advisory=self._advisory,
-            pending=lambda: self._event_time.pending,
+            pending=self._pending,
             history_of=self.pipeline.history_of,
             version=__version__,
             otlp_port=self._otlp_port,
@@ -279,10 +279,14 @@ class Sidecar:
         """Port to which vLLM should send, known even before the sidecar serves it."""
         return self.grpc_port or parse_endpoint(self.config.listen).port
 
+    def _pending(self) -> str:
+        """What is held but not learned yet, in a sentence; empty while nothing is."""
+        held = self._event_time.pending
+        return pending_sentence(*held) if held is not None else ""
+
     # --- what the probes are told -----------------------------------------------------------------------------------
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
-        pending = self._event_time.pending
         said: dict[str, object] = {
             **self._keeper.readiness_detail(),
             "config_problem": self._problem,
@@ -290,7 +294,7 @@ class Sidecar:
             "snapshot_problem": self._writer.problem,
             "news": self._news(),
             "scrape": list(self.config.scrape),
-            "pending": pending.text if pending is not None else "",
+            "pending": self._pending(),
         }
         always = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
         return self.health.ready(), always | {name: text for name, text in said.items() if text}

@@ -31,7 +31,7 @@ from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
 from exporters.what_if import Advisory, identities_of, meant_config
-from exporters.wording import OTLP_PORT, Advice, PendingTelemetry, count
+from exporters.wording import OTLP_PORT, Advice, count
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
@@ -101,7 +101,7 @@ class StatusPage:
         ready: (ok, detail) of the receivers.
         unix_nano: the clock, for ages only.
         advisory: verdicts, and what the coefficients say of the load of the last minute.
-        pending: what engines have sent that is not learned yet.
+        pending: what engines have sent that is not learned yet, in a sentence; empty while nothing is.
         fleet: where the states were pulled from, if this is a fleet's page.
         history_of: last rows and coefficients of the last day of a configuration, as of the newest snapshot.
         version: shown in the header.
@@ -114,7 +114,7 @@ class StatusPage:
     ready: Callable[[], tuple[bool, Mapping[str, object]]]
     unix_nano: Callable[[], int]
     advisory: Advisory = field(default_factory=Advisory)
-    pending: Callable[[], PendingTelemetry | None] = lambda: None
+    pending: Callable[[], str] = lambda: ""
     fleet: Callable[[], Sequence[FleetSource]] = tuple
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""

@@ -289,24 +289,13 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
     return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
 
 
-class PendingTelemetry(NamedTuple):
+def pending_sentence(engines: int, steps: int, requests: int, rows: int, until_unix_ns: int) -> str:
     """What some engines have sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
-
-    engines: int
-    steps: int
-    requests: int
-    rows: int
-    until_unix_ns: int
-
-    @property
-    def text(self) -> str:
-        """One sentence."""
-        parts = ((self.steps, "step"), (self.requests, "request"), (self.rows, "row"))
-        held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
-        engines = f"{count(self.engines)} engine{'s' * (self.engines != 1)}"
-        until = dt.datetime.fromtimestamp(self.until_unix_ns // 10**9, dt.UTC)
-        return (
-            f"{held} of {engines}, not learned yet: they wait for older ones of other engines, or for the steps or "
-            "spans that belong to them. If nothing more comes, they are learned as they are, "
-            f"at {until:%H:%M:%S} UTC at the latest."
-        )
+    parts = ((steps, "step"), (requests, "request"), (rows, "row"))
+    held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
+    until = dt.datetime.fromtimestamp(until_unix_ns // 10**9, dt.UTC)
+    return (
+        f"{held} of {count(engines)} engine{'s' * (engines != 1)}, not learned yet: they wait for older ones of other "
+        "engines, or for the steps or spans that belong to them. If nothing more comes, they are learned as they are, "
+        f"at {until:%H:%M:%S} UTC at the latest."
+    )

@@ -6,7 +6,7 @@ from .api_queueing import with_fallbacks
 from .emitter import Emitter, Scheduling, facts_of, newest_unix_ns, quality_of, replaced_configs
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Rows
-from .joiner import Joiner
+from .joiner import Joiner, Pending
 from .spans import SpanWindow
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Engine",
     "Event",
     "Joiner",
+    "Pending",
     "Rows",
     "Scheduling",
     "SpanWindow",

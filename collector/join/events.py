@@ -15,10 +15,9 @@ time at which they came, none is late.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from collector.config import Config
@@ -71,19 +70,6 @@ class ConfigReplaced(NamedTuple):
 Event = ConfigKeyChanged | ConfigUpdated | Rows | ConfigReplaced
 
 
-class Pending(NamedTuple):
-    """Total that emitters hold; all of it is emitted by ``until_unix_ns`` if nothing more comes.
-
-    ``emitters`` is how many hold something. The time is by the clock here, 0 where no clock was told yet.
-    """
-
-    emitters: int
-    steps: int
-    requests: int
-    rows: int
-    until_unix_ns: int
-
-
 def watermark_of(emitters: Sequence[Emitter], settings: Config) -> int | None:
     """Wall clock time (ns) up to which all rows of a configuration's emitters have come; None where none can be late.
 
@@ -114,6 +100,15 @@ class RowQueue:
         self.watermarks = OrderedDict((instance, dict(ends)) for instance, ends in self._restored.items())
         self._by_config: dict[str, list[tuple[Target, str, RowBlock]]] = {}
 
+    @property
+    def waiting(self) -> list[RowBlock]:
+        """Rows that have not left, each block of one emitter."""
+        return [block for blocks in self._by_config.values() for _, _, block in blocks]
+
+    def rename(self, old: str, new: str) -> None:
+        """Move the waiting rows of a configuration that was renamed."""
+        self._by_config.setdefault(new, []).extend(self._by_config.pop(old, ()))
+
     def add(self, config_id: str, emitter: Emitter, rows: Iterable[TargetRows]) -> None:
         """Add rows of one emitter; count those emitted before a restart, and drop those without a configuration."""
         marks = self._restored.get(emitter.instance, {})
@@ -124,26 +119,6 @@ class RowQueue:
                 held = target, emitter.instance, block.slice(learned, len(block))
                 self._by_config.setdefault(config_id, []).append(held)
 
-    def rename(self, old: str, new: str) -> None:
-        """Move the waiting rows of a configuration that was renamed."""
-        self._by_config.setdefault(new, []).extend(self._by_config.pop(old, ()))
-
-    def by_emitter(self) -> Counter[int]:
-        """Number of waiting rows by emitter number."""
-        held: Counter[int] = Counter()
-        for _, _, block in self._blocks():
-            held[int(block.engine[0])] += len(block)
-        return held
-
-    @property
-    def needed_unix_ns(self) -> float:
-        """Start of the first waiting row; infinite without one."""
-        begins = (int(block.end_ns[0] - 1e3 * block.elapsed_us[0]) for _, _, block in self._blocks())
-        return min(begins, default=math.inf)
-
-    def _blocks(self) -> Iterator[tuple[Target, str, RowBlock]]:
-        return chain.from_iterable(self._by_config.values())
-
     def take(self, emitters: Iterable[Emitter]) -> list[Rows]:
         """Rows up to the watermark, by configuration; all rows where no emitter is expected to send more."""
         awaited: defaultdict[str, list[Emitter]] = defaultdict(list)
@@ -152,15 +127,15 @@ class RowQueue:
                 awaited[emitter.config_id].append(emitter)
         out: list[Rows] = []
         for config_id in sorted(self._by_config):
-            out += self._take(config_id, watermark_of(awaited[config_id], self._settings))
+            due = self._take_until(config_id, watermark_of(awaited[config_id], self._settings))
+            out += (_in_order(config_id, target, blocks) for target, blocks in sorted(due.items()))
         while len(self.watermarks) > WATERMARKS_MAX:
             self.watermarks.popitem(last=False)
         return out
 
-    def _take(self, config_id: str, until_unix_ns: int | None) -> Iterator[Rows]:
-        """Rows of a configuration that end by then (None: all), in order."""
+    def _take_until(self, config_id: str, until_unix_ns: int | None) -> dict[Target, list[tuple[str, RowBlock]]]:
+        """Rows of a configuration that end by then (None: all), by target, with the instances that they are of."""
         due: defaultdict[Target, list[tuple[str, RowBlock]]] = defaultdict(list)
-        later = []
         for target, instance, block in self._by_config.pop(config_id):
             rows = len(block)
             stop = rows if until_unix_ns is None else int(block.end_ns.searchsorted(until_unix_ns, side="right"))
@@ -169,14 +144,13 @@ class RowQueue:
                 marks = self.watermarks.setdefault(instance, {})
                 marks[target] = max(marks.get(target, 0), int(block.end_ns[:stop].max()))
             if stop < rows:
-                later.append((target, instance, block.slice(stop, rows)))
-        if later:
-            self._by_config[config_id] = later
-        for target, blocks in sorted(due.items()):
-            blocks.sort(key=lambda one: one[0])
-            engines = {int(block.engine[0]): instance for instance, block in blocks}
-            whole = RowBlock.concatenate([block for _, block in blocks])
-            if len(engines) > 1:
-                # stable: equal ends stay in the order of the instances
-                whole = whole.take(whole.end_ns.argsort(kind="stable"))
-            yield Rows(config_id, target, whole, engines)
+                self._by_config.setdefault(config_id, []).append((target, instance, block.slice(stop, rows)))
+        return due
+
+
+def _in_order(config_id: str, target: Target, blocks: list[tuple[str, RowBlock]]) -> Rows:
+    """One block of the rows of several instances by their end; equal ends in the order of the instances."""
+    blocks.sort(key=itemgetter(0))
+    engines = {int(block.engine[0]): instance for instance, block in blocks}
+    rows = RowBlock.concatenate([block for _, block in blocks])
+    return Rows(config_id, target, rows.take(rows.end_ns.argsort(kind="stable")) if len(engines) > 1 else rows, engines)

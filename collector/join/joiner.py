@@ -11,11 +11,11 @@ event times tell it.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, MutableMapping
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -31,7 +31,7 @@ from collector.telemetry import Counts, JoinEvent, table
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint
 from .emitter import Emitter, Key, Liveness, config_id_of, facts_of, newest_unix_ns, quality_of
 from .engine import Engine
-from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, Pending, RowQueue
+from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, RowQueue
 from .passes import PassEngine
 from .spans import ApiSpans
 
@@ -39,6 +39,19 @@ E = TypeVar("E", bound=Emitter)
 
 _REFUSED_MAX = 1024
 """Names remembered of emitters that found no place."""
+
+
+class Pending(NamedTuple):
+    """Total that emitters hold; all of it is emitted by ``until_unix_ns`` if nothing more comes.
+
+    ``engines`` is how many emitters hold something. The time is by the clock here, 0 where no clock was told yet.
+    """
+
+    engines: int
+    steps: int
+    requests: int
+    rows: int
+    until_unix_ns: int
 
 
 class Joiner:
@@ -314,17 +327,20 @@ class Joiner:
 
     def pending(self) -> Pending:
         """Telemetry and rows not emitted yet, and by when they will be at the latest."""
-        rows, held, until_unix_ns = self.rows.by_emitter(), [], 0
+        engines = steps = requests = rows = until_unix_ns = 0
+        queued = Counter[int]()
+        for block in self.rows.waiting:
+            queued[int(block.engine[0])] += len(block)
         for emitter in self.emitters:
-            waiting = emitter.waiting
-            if emitter.liveness is Liveness.OVER or not (waiting.steps or waiting.requests or rows[emitter.number]):
+            waiting, own_rows = emitter.waiting, queued[emitter.number]
+            if emitter.liveness is Liveness.OVER or not (waiting.steps or waiting.requests or own_rows):
                 continue
-            held.append((waiting.steps, waiting.requests, rows[emitter.number]))
+            engines, steps, requests = engines + 1, steps + waiting.steps, requests + waiting.requests
+            rows += own_rows
             if emitter.last_seen_unix_ns:
                 silent_ns = self._over_ns if emitter.liveness else self._idle_ns
                 until_unix_ns = max(until_unix_ns, emitter.last_seen_unix_ns + silent_ns)
-        steps, requests, waiting_rows = (sum(of_one[place] for of_one in held) for place in range(3))
-        return Pending(len(held), steps, requests, waiting_rows, until_unix_ns)
+        return Pending(engines, steps, requests, rows, until_unix_ns)
 
     def shed_memory(self) -> None:
         """Let go of steps whose rows have left; to be called after a drain that flushes."""

@@ -84,7 +84,9 @@ class UnlearnedExports:
         needed: dict[str, float] = {}
         for emitter in joiner.emitters:
             needed[emitter.instance] = min(emitter.waiting.needed_unix_ns, needed.get(emitter.instance, math.inf))
-        held, oldest = joiner.rows.needed_unix_ns, min(needed.values(), default=math.inf)
+        oldest = min(needed.values(), default=math.inf)
+        begins = (int(rows.end_ns[0] - 1e3 * rows.elapsed_us[0]) for rows in joiner.rows.waiting)
+        held = min(begins, default=math.inf)
 
         def is_learned(instance: str, newest_unix_ns: int) -> bool:
             return newest_unix_ns < min(needed.get(instance, oldest), held)

@@ -10,9 +10,9 @@ import logging
 import math
 from collections.abc import Callable
 
+from collector.join import Pending
 from collector.runtime import Clock, MemoryGuard
 from collector.telemetry import Metrics, table
-from exporters.wording import PendingTelemetry
 
 from .pipeline import Pipeline
 
@@ -39,7 +39,7 @@ class EventTime:
         self._clock = clock
         self._queue_age_ns = queue_age_ns
         self._looked_ns = -math.inf
-        self.pending: PendingTelemetry | None = None
+        self.pending: Pending | None = None
 
     def tick(self) -> None:
         """Emit idle sources, and say what is pending."""
@@ -51,7 +51,7 @@ class EventTime:
         held = self._pipeline.joiner.pending()
         for what in ("steps", "requests", "rows"):
             self._metrics.set(table.PENDING, getattr(held, what), what)
-        self.pending = PendingTelemetry(*held) if held.emitters else None
+        self.pending = held if held.engines else None
 
 
 class MemoryLimiter:

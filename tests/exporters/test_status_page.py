@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter
 
 from exporters.what_if import Advisory, WorkloadProfile
-from exporters.wording import QUALITY, REASONS, STATUS, PendingTelemetry, advice_for
+from exporters.wording import QUALITY, REASONS, STATUS, advice_for, pending_sentence
 from online import Reason
 from online.rows import Quality
 from online.snapshot import DriftSnapshot
@@ -224,7 +224,7 @@ def test_the_page_of_two_thousand_configurations_is_bounded(history):
 @pytest.mark.parametrize("snapshot", [None, cases.snapshot()])
 def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
     assert "not learned yet" not in words(snapshot)
-    shown = words(snapshot, pending=lambda: PendingTelemetry(2, 1852, 1, 0, 10**18))
+    shown = words(snapshot, pending=lambda: pending_sentence(2, 1852, 1, 0, 10**18))
     assert "1,852 steps, 1 request of 2 engines, not learned yet" in shown
     assert "at 01:46:40 UTC at the latest." in shown
 

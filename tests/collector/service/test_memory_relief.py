@@ -52,7 +52,7 @@ def test_when_memory_is_short_what_is_pending_is_learned_and_let_go_of():
     assert pipeline.learned_rows == 0
     pipeline.shed_memory()
     assert pipeline.learned_rows > 0.9 * before.steps
-    assert pipeline.joiner.pending().emitters == 0
+    assert pipeline.joiner.pending().engines == 0
     (engine,) = pipeline.joiner.emitters
     assert engine.process.window.size <= 3, "the step before the next row stays"
     pipeline.process(exports[half:])

@@ -8,7 +8,6 @@ numpy and grpc are imported.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from collector import __version__
+from collector.commands import Report
 from collector.commands.arguments import (
     DIRECTORY,
     FILE,
@@ -35,7 +35,7 @@ from collector.commands.arguments import (
     json_option,
     many,
     out_option,
-    result_options,
+    reports,
     snapshot_argument,
     state_source,
     token_option,
@@ -199,7 +199,7 @@ def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, kv
 
 @tracefit.command()
 @asks_snapshot
-def show(**options: Any) -> int:
+def show(**options: Any) -> Report:
     """What a snapshot says: coefficients, error bars, verdict."""
     from collector.commands.ask import show as answer  # noqa: PLC0415
 
@@ -209,53 +209,51 @@ def show(**options: Any) -> int:
 @tracefit.command()
 @asks((*questions.STEP, *questions.LOAD, questions.NOW))
 @asks_snapshot
-def predict(*, snapshot: Snapshot, which: str, in_json: bool, now: bool, **question: Any) -> int:
+def predict(*, snapshot: Snapshot, which: str, now: bool, **question: Any) -> Report:
     """What one step costs, or what requests see at a load.
 
     A step is --requests, --prefill and --context; a load is --prompt, --output and --concurrency.
     """
     from collector.commands.ask import ask  # noqa: PLC0415
 
-    asked = questions.read_prediction(question)
-    return ask(snapshot, asked, which=which, in_json=in_json, now=now)
+    return ask(snapshot, questions.read_prediction(question), which, now=now)
 
 
 @tracefit.command()
 @asks((*questions.SIZED, questions.RATE, *questions.TARGETS, *questions.LIMITS))
 @asks_snapshot
-def plan(*, snapshot: Snapshot, which: str, in_json: bool, **question: Any) -> int:
+def plan(*, snapshot: Snapshot, which: str, **question: Any) -> Report:
     """How many requests fit the targets, and what limits them.
 
     One target at least: --itl, --ttft or --rate.
     """
     from collector.commands.ask import ask  # noqa: PLC0415
 
-    return ask(snapshot, questions.read_plan(question), which=which, in_json=in_json)
+    return ask(snapshot, questions.read_plan(question), which)
 
 
 @tracefit.command()
 @snapshot_argument("before")
 @snapshot_argument("after")
 @token_option
-@result_options
-def diff(*, before: str, after: str, token_file: Path | None, in_json: bool) -> int:
+@reports
+def diff(*, before: str, after: str, token_file: Path | None) -> Report:
     """Which coefficients moved from one snapshot to another."""
     from collector.commands import ask  # noqa: PLC0415
 
-    both = (ask.load_snapshot(source, token_file) for source in (before, after))
-    return ask.diff(*both, in_json=in_json)
+    return ask.diff(*(ask.load_snapshot(source, token_file) for source in (before, after)))
 
 
 @tracefit.command()
 @click.argument("url", metavar="HOST:PORT")
 @token_option
-@result_options
-def doctor(*, url: str, token_file: Path | None, in_json: bool) -> int:
+@reports
+def doctor(*, url: str, token_file: Path | None) -> Report:
     """What a sidecar or an inference server lacks, and what to change."""
     from collector.commands.ask import read_token  # noqa: PLC0415
     from collector.commands.doctor import doctor as examine  # noqa: PLC0415
 
-    return examine(url, read_token(token_file), in_json=in_json)
+    return examine(url, read_token(token_file))
 
 
 @tracefit.command()
@@ -411,12 +409,12 @@ def lab_evaluate(
 
 @lab.command("donors")
 @many("paths", "DIR")
-@result_options
-def lab_donors(*, paths: tuple[Path, ...], in_json: bool) -> int:
+@reports
+def lab_donors(*, paths: tuple[Path, ...]) -> Report:
     """Which configuration to measure next, by saved states."""
     from collector.evaluate.donors import compare_donors  # noqa: PLC0415
 
-    return compare_donors(paths, as_document=in_json)
+    return compare_donors(paths)
 
 
 @lab.command("merge")
@@ -448,8 +446,8 @@ changed_option = click.option(
 @configuration.command("check")
 @changed_option
 @config_options
-@result_options
-def config_check(*, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
+@reports
+def config_check(*, changed: bool, config: Path | None, profile: str | None) -> Report:
     """Check it, and print it with what sets each key."""
     from collector.app import Sidecar  # noqa: PLC0415
 
@@ -457,33 +455,32 @@ def config_check(*, changed: bool, config: Path | None, profile: str | None, in_
     loaded = check_keys(keys, set_by)
     Sidecar(loaded, Clock())  # to make one is to check it
     tree = {key: value for key, value in config_tree(loaded).items() if key in set_by or not changed}
-    print_stdout(json.dumps(tree, indent=2) if in_json else as_yaml(tree, set_by))
-    return EXIT_OK
+    return Report(lines=[as_yaml(tree, set_by)], document=tree)
 
 
 @configuration.command("explain")
 @click.argument("key", default="")
 @changed_option
 @config_options
-@result_options
-def config_explain(*, key: str, changed: bool, config: Path | None, profile: str | None, in_json: bool) -> int:
+@reports
+def config_explain(*, key: str, changed: bool, config: Path | None, profile: str | None) -> Report:
     """What a key means and takes; without KEY, every key. What is set is marked."""
     set_by: dict[str, str] = {}
     with contextlib.suppress(ConfigError):  # who has a wrong file asks what a key means
         _, set_by = read_keys(config, os.environ, profile)
     try:
-        print_stdout(explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, changed=changed, in_json=in_json))
+        lines, document = explain_key(key.removeprefix(ENV_PREFIX).lower(), set_by, changed=changed)
     except ValueError as error:
         raise click.UsageError(str(error), click.get_current_context()) from None
-    return EXIT_OK
+    return Report(lines=lines, document=document)
 
 
 @configuration.command("schema")
-@result_options
-def config_schema(**_: object) -> int:
+@reports
+def config_schema() -> Report:
     """The JSON Schema of the configuration, for editors."""
-    print_stdout(json.dumps(json_schema(), indent=2))
-    return EXIT_OK
+    schema = json_schema()
+    return Report(lines=[questions.as_json(schema)], document=schema)
 
 
 # --- how a command speaks ---------------------------------------------------------------------------------------------

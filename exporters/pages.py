@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 
 from exporters.blis import BlisError, export
 from exporters.metrics_page import render_metrics, snapshot_families
-from exporters.questions import answer_query
+from exporters.questions import answer_query, as_json
 from exporters.what_if import Advisory
 from online import ConfigSnapshot, Snapshot
 from tracefit import BadInputError, NotFoundError, TracefitError
@@ -211,7 +211,7 @@ def _asked(snapshot: Snapshot, request: Request) -> ConfigSnapshot:
 def _answer(advisory: Advisory, unix_nano: Callable[[], int], snapshot: Snapshot, request: Request) -> Response:
     """What a step costs, or requests see; how many requests fit, and what limits them."""
     answer = answer_query(request.path[1:], request.query, partial(advisory.meant, snapshot), unix_nano())
-    return document(f"{answer.document()}\n".encode(), JSON)
+    return document(f"{as_json(answer.document())}\n".encode(), JSON)
 
 
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})

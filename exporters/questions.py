@@ -264,8 +264,8 @@ class Answer(NamedTuple):
         if isinstance(self.at, RequestEstimate) and self.config.missing:
             yield "not in these times, since nothing was learned of it", ", ".join(self.config.missing)
 
-    def document(self) -> str:
-        """The answer as JSON."""
+    def document(self) -> dict[str, object]:
+        """The answer as plain values."""
         config = self.config
         about: dict[str, object] = {"config_id": config.config_id, "reasons": config.reasons}
         about["hidden"] = config.verdict.hidden
@@ -276,7 +276,7 @@ class Answer(NamedTuple):
             about["silent_since_unix_nano"] = self.idle_since_unix_nano
         if isinstance(self.at, RequestEstimate):
             about["missing"] = config.missing
-        return as_json({**about, **tree_of(self.result)})
+        return {**about, **tree_of(self.result)}
 
 
 def answer_question(config: Config, question: Question, now_unix_nano: int) -> Answer:

@@ -6,22 +6,21 @@ every ``tracefit --help`` reads this.
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterable
-from itertools import chain
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
 from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, is_page_url, load, suggestion
-from collector.runtime import print_stdout
-from exporters.questions import READERS, Parameter
+from collector.runtime import print_stderr, print_stdout
+from exporters.questions import READERS, Parameter, as_json
+
+from . import Report
 
 Function = Callable[..., Any]
 """What is made a command."""
@@ -205,29 +204,38 @@ def json_option(command: Function) -> Function:
     return click.option("--json", "in_json", is_flag=True, help="Print the result as one JSON document.")(command)
 
 
-def result_options(command: Function) -> Function:
-    """``--json``, and ``-o``, which writes to a file what would be printed."""
+def reports(command: Function) -> Function:
+    """Prints the report that a command returns, ``--json`` as a document; ``-o`` writes the same to a file."""
 
     @functools.wraps(command)
-    def run(*args: Any, out: Path | None, **options: Any) -> Any:
-        if out is None or str(out) == "-":
-            return command(*args, **options)
+    def run(*args: Any, out: Path | None, in_json: bool, **options: Any) -> int:
         from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
         from exporters.snapshot_file import write_atomically  # noqa: PLC0415
 
-        context = click.get_current_context()
-        files = [each.name for each in context.command.params if isinstance(each.type, click.Path)]
-        given = [context.params[name] for name in files if name in context.params and name != "out"]
-        flat = chain.from_iterable(each if isinstance(each, tuple) else [each] for each in given)
-        check_targets(out, read=[Path(each) for each in flat if each])
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            code = command(*args, **options)
-        if printed.getvalue():
-            write_atomically(out, printed.getvalue().encode())
-            print_stdout(f"written: {out}")
-        return code
+        file = None if out is None or str(out) == "-" else out
+        if file is not None:
+            check_targets(file, read=map(Path, _paths_read()))
+        report: Report = command(*args, **options)
+        text = "\n".join(report.lines) if not in_json else "" if report.document is None else as_json(report.document)
+        if text and file is not None:
+            write_atomically(file, f"{text}\n".encode())
+            text = f"written: {file}"
+        if text:
+            print_stdout(text)
+        for note in report.notes:
+            print_stderr(note)
+        return report.code
 
     return out_option("Write it to this file", required=False)(json_option(run))
+
+
+def _paths_read() -> Iterator[str]:
+    """What the command that runs was given as paths, but for the one to write to."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        given = context.params.get(param.name or "")
+        if isinstance(param.type, click.Path) and given and param.name != "out":
+            yield from map(str, given if isinstance(given, tuple) else (given,))
 
 
 def out_option(meaning: str, *, required: bool = True, of: click.Path = NEW_FILE) -> Callable[[Function], Function]:
@@ -256,7 +264,7 @@ def asks_snapshot(command: Function) -> Function:
 
         return command(snapshot=load_snapshot(snapshot, token_file), **options)
 
-    return snapshot_argument("snapshot")(which_option(token_option(result_options(run))))
+    return snapshot_argument("snapshot")(which_option(token_option(reports(run))))
 
 
 def asks(parameters: Iterable[Parameter]) -> Callable[[Function], Function]:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tracefit
 from collector.config import read_file, refuse_special, with_scheme
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
-from exporters.questions import Question, answer_question, as_json, counted, duration, significant, tree_of
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
+from exporters.questions import Question, answer_question, counted, duration, significant, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
 from exporters.wording import REASONS, STATUS, coefficient, estimate, percent, spread
 from tracefit import (
@@ -31,6 +31,8 @@ from tracefit import (
     minute,
     term_text,
 )
+
+from . import Report
 
 
 def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
@@ -78,15 +80,8 @@ def headline(config: Config) -> str:
     return f"config {config.config_id}  {config.name}"
 
 
-def ask(
-    snapshot: Snapshot,
-    question: Question,
-    *,
-    which: str,
-    in_json: bool,
-    now: bool = False,
-) -> int:
-    """Print the answer to ``predict`` or ``plan``.
+def ask(snapshot: Snapshot, question: Question, which: str = "", *, now: bool = False) -> Report:
+    """The answer to ``predict`` or ``plan``.
 
     Failed without coefficients that may be used, and where not one request keeps the targets of a plan.
 
@@ -97,25 +92,17 @@ def ask(
         config = snapshot.config(which)
         answer = answer_question(config.now() if now else config, question, snapshot.as_of_unix_nano)
     except (NotFoundError, NoCoefficientsError) as error:
-        print_stderr(refusal(error))
-        return EXIT_FAILED
-    if in_json:
-        print_stdout(answer.document())
-    else:
-        print_stdout(headline(config))
-        for name, text in answer.lines():
-            print_stdout(f"  {name:<9} {text}")
-        if isinstance(answer.result, Plan):
-            for line in _curve_lines(answer.result):
-                print_stdout(line)
+        return Report(EXIT_FAILED, notes=[refusal(error)])
+    plan = answer.result if isinstance(answer.result, Plan) else None
+    lines = [headline(config), *(f"  {name:<9} {text}" for name, text in answer.lines())]
+    notes = [f"{why}: {text}" for why, text in answer.caveats()]
     if answer.question.query != question.query:
         known = answer.question.query["decode_context_tokens"]
         of_batch = "the usual one of such a batch" if known else "not known, and taken as 0"
-        print_stderr(f"the context is {of_batch}; --context says another")
-    for why, text in answer.caveats():
-        print_stderr(f"{why}: {text}")
-    fits = not isinstance(answer.result, Plan) or answer.result.concurrency
-    return EXIT_OK if config.usable and fits else EXIT_FAILED
+        notes.insert(0, f"the context is {of_batch}; --context says another")
+    fits = plan is None or plan.concurrency
+    code = EXIT_OK if config.usable and fits else EXIT_FAILED
+    return Report(code, [*lines, *(_curve_lines(plan) if plan is not None else ())], answer.document(), notes)
 
 
 def refusal(error: Exception) -> str:
@@ -136,19 +123,14 @@ def _curve_lines(answer: Plan) -> Iterator[str]:
         )
 
 
-def diff(before: Snapshot, after: Snapshot, *, in_json: bool) -> int:
-    """Print what changed; failed if the two have no configuration, or no coefficient, in common."""
+def diff(before: Snapshot, after: Snapshot) -> Report:
+    """What changed; failed if the two have no configuration, or no coefficient, in common."""
     changes = before.diff(after)
-    if in_json:
-        print_stdout(as_json(tree_of(changes)))
-    else:
-        for line in _diff_lines(changes, {each.config_id: each.name for each in (*before.configs, *after.configs)}):
-            print_stdout(line)
+    lines = _diff_lines(changes, {each.config_id: each.name for each in (*before.configs, *after.configs)})
     if any(config.moves for config in changes.configs):
-        return EXIT_OK
+        return Report(EXIT_OK, lines, tree_of(changes))
     known = "coefficient" if changes.configs else "configuration"
-    print_stderr(f"error: the two snapshots have no {known} in common")
-    return EXIT_FAILED
+    return Report(EXIT_FAILED, lines, tree_of(changes), [f"error: the two snapshots have no {known} in common"])
 
 
 def _diff_lines(changes: Diff, names: Mapping[str, str]) -> Iterator[str]:
@@ -201,23 +183,18 @@ def _step(step: TypicalStep) -> str:
 _STEP_TIME = "step_time"
 
 
-def show(snapshot: Snapshot, *, which: str, in_json: bool) -> int:
-    """Print every configuration, or one; failed if none has coefficients that may be used."""
+def show(snapshot: Snapshot, which: str) -> Report:
+    """Every configuration, or one; failed if none has coefficients that may be used."""
     try:
         configs = (snapshot.config(which),) if which else snapshot.configs
     except NotFoundError as error:
-        print_stderr(refusal(error))
-        return EXIT_FAILED
-    if in_json:
-        print_stdout(as_json({"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}))
-    else:
-        configurations = counted(len(snapshot.configs), "configuration")
-        made = f"generation {snapshot.generation} of {minute(snapshot.created_unix_nano)}"
-        print_stdout(f"{made}, {configurations}; ± is half of a 95 % interval")
-        for config in configs:
-            for line in shown_lines(config, snapshot.as_of_unix_nano):
-                print_stdout(line)
-    return EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED
+        return Report(EXIT_FAILED, notes=[refusal(error)])
+    configurations = counted(len(snapshot.configs), "configuration")
+    made = f"generation {snapshot.generation} of {minute(snapshot.created_unix_nano)}"
+    lines = [f"{made}, {configurations}; ± is half of a 95 % interval"]
+    lines += [line for config in configs for line in shown_lines(config, snapshot.as_of_unix_nano)]
+    document = {"generation": snapshot.generation, "configs": [_shown_tree(each) for each in configs]}
+    return Report(EXIT_OK if any(config.usable for config in configs) else EXIT_FAILED, lines, document)
 
 
 def shown_lines(config: Config, now_unix_nano: int, only: str = "") -> Iterator[str]:

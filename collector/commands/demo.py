@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -342,7 +341,7 @@ def conclude(path: Path, table: LearningTable, question: Mapping[str, float]) ->
         for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
             print_stdout(line)
     print_stdout("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
-    with contextlib.redirect_stderr(sys.stdout):  # its caveats belong to the answer here
-        ask(snapshot, read_plan(question), which="", in_json=False)
+    report = ask(snapshot, read_plan(question))
+    print_stdout("\n".join([*report.lines, *report.notes]))
     print_stdout(f"\nsnapshot: {path} (ask it: tracefit show, predict, plan)")
     return True

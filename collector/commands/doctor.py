@@ -21,9 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 import tracefit
 from collector.config import is_page_url
 from collector.decode.pages import PageProblem, parse_page
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stdout
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
 from collector.telemetry import PullOutcome, RowDrop, Skip, table
-from exporters.questions import as_json
 from exporters.wording import (
     EVENT_LIMIT,
     NOTHING_YET,
@@ -35,6 +34,8 @@ from exporters.wording import (
     reason_text,
 )
 from online import RowOutcome
+
+from . import Report
 
 PAGE_BYTES_MAX, TEXT_CHARS_MAX = 64 << 20, 10_000
 TIMEOUT_S = 5.0
@@ -91,8 +92,8 @@ class Finding(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-def doctor(url: str, token: str | None, *, in_json: bool) -> int:
-    """Print what was found, most urgent questions first; failed if anything is poor.
+def doctor(url: str, token: str | None) -> Report:
+    """What was found, most urgent questions first; failed if anything is poor.
 
     Raises:
         StartError: nothing answers there, or what answers is neither a sidecar nor a server that is known.
@@ -111,14 +112,12 @@ def doctor(url: str, token: str | None, *, in_json: bool) -> int:
         findings = list(_examine_sidecar(base, page, token))
     else:
         findings = [_examine_server(base, page)]
-    if in_json:
-        print_stdout(as_json({"url": base, "findings": [finding._asdict() for finding in findings]}))
-    else:
-        for finding in findings:
-            print_stdout(f"{finding.grade:<5} {finding.topic:<10} {printable(finding.text, TEXT_CHARS_MAX)}")
-            for flag in finding.flags:
-                print_stdout(f"{'':<17}{flag}")
-    return EXIT_FAILED if any(finding.grade == POOR for finding in findings) else EXIT_OK
+    lines = []
+    for each in findings:
+        lines.append(f"{each.grade:<5} {each.topic:<10} {printable(each.text, TEXT_CHARS_MAX)}")
+        lines += [f"{'':<17}{flag}" for flag in each.flags]
+    code = EXIT_FAILED if any(each.grade == POOR for each in findings) else EXIT_OK
+    return Report(code, lines, {"url": base, "findings": [each._asdict() for each in findings]})
 
 
 def fetch(url: str, token: str | None) -> tuple[int, bytes]:

@@ -335,10 +335,15 @@ def every_key() -> list[Key]:
     ]
 
 
-def explain_key(name: str, set_by: Mapping[str, str], *, changed: bool = False, in_json: bool = False) -> str:
+def explain_key(
+    name: str, set_by: Mapping[str, str], *, changed: bool = False
+) -> tuple[list[str], list[dict[str, str | None]]]:
     """What a key means and takes; of no name, what every key means, with a star at those that were set, by what.
 
     ``changed``: of no name, those that were set alone.
+
+    Returns:
+        Lines for eyes, and a mapping for each key.
 
     Raises:
         ValueError: nothing has this name; the message says what to type.
@@ -347,16 +352,15 @@ def explain_key(name: str, set_by: Mapping[str, str], *, changed: bool = False, 
     if name and name not in keys:
         raise ValueError(f"there is no key {name!r}" + (suggestion(name, keys) or _ALL_KEYS))
     chosen = [keys[name]] if name else [key for key in keys.values() if key.name in set_by or not changed]
-    if in_json:
-        return json.dumps([{**key._asdict(), "set_by": set_by.get(key.name)} for key in chosen], indent=2)
+    document = [{**key._asdict(), "set_by": set_by.get(key.name)} for key in chosen]
     if not name:
         lines = [f"{' *'[key.name in set_by]} {key.name:<21}  {key.meaning}" for key in chosen]
-        return "\n".join([*lines, _STARRED] if lines else [_NOTHING_SET])
+        return [*lines, _STARRED] if lines else [_NOTHING_SET], document
     key = keys[name]
     lines = [key.name, textwrap.fill(key.meaning, 100), f"  takes     {key.values}", f"  default   {key.default}"]
     lines += [f"  variable  {_variable_of(name)}"] if name in _FIELDS else []
     lines += [f"  set by    {set_by[name]}"] if name in set_by else []
-    return "\n".join(lines)
+    return lines, document
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

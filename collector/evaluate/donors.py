@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from collector.commands import Report
 from collector.config import Config
 from collector.identity import shipped_sheets
-from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr, print_stdout
+from collector.runtime import EXIT_FAILED, EXIT_OK, print_stderr
 from collector.service import state_files
-from exporters.questions import as_json
 from online import Bank, Floats, StateError
 from online.features import Facts
 from online.features.sheets import model_sheet, sheet_of
@@ -39,12 +39,11 @@ WEIGHTS_SHARE = 0.8
 _SHOWN = ("model", "gpu", "tensor_parallel_size", "dtype", "max_num_seqs", "max_num_batched_tokens")
 
 
-def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
-    """Report on the configurations in the states under the paths; failed if there is none."""
+def compare_donors(paths: Sequence[Path]) -> Report:
+    """The configurations in the states under the paths; failed if there is none."""
     seen = dict(sorted(_facts_in(paths)))
     if not seen:
-        print_stderr("error: no donor among them")
-        return EXIT_FAILED
+        return Report(EXIT_FAILED, notes=["error: no donor among them"])
     points = {
         config_id: point for config_id, facts in seen.items() if (point := configuration_vector(facts)) is not None
     }
@@ -52,9 +51,7 @@ def compare_donors(paths: Sequence[Path], *, as_document: bool) -> int:
         "donors": [_donor(config_id, facts, points) for config_id, facts in seen.items()],
         "measure_next": _farthest(seen, list(points.values())),
     }
-    for line in [as_json(document)] if as_document else _report(**document):
-        print_stdout(line)
-    return EXIT_OK
+    return Report(EXIT_OK, _report(**document), document)
 
 
 def _facts_in(paths: Sequence[Path]) -> Iterator[tuple[str, Facts]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -99,55 +99,10 @@ class Design(RowBlock):
         return Design(**rows.to_state(), x=x, stratum=stratum, cell=cell, groups=Groups.of(stratum))
 
 
-class Cutter:
-    """Holds the partial block and cuts what is pushed into it: ``block_rows`` rows, or those of ``block_ns``."""
-
-    __slots__ = ("_first_ns", "_parts", "_rows", "block_ns", "block_rows")
-
-    def __init__(self, block_rows: int, block_ns: int) -> None:
-        self.block_rows, self.block_ns = block_rows, block_ns
-        self._parts: list[RowBlock] = []
-        self._rows = 0
-        self._first_ns = 0
-
-    def __len__(self) -> int:
-        """Rows waiting in the partial block."""
-        return self._rows
-
-    def push(self, rows: RowBlock) -> Iterator[RowBlock]:
-        """Add rows; yields every block that is complete.
-
-        Sizes that are set while a block is learned hold for the next one.
-        """
-        start, n = 0, len(rows)
-        while start < n:
-            if self._rows == 0:
-                self._first_ns = int(rows.end_ns[start])
-            until = min(n, start + self.block_rows - self._rows)
-            late = (rows.end_ns[start:until] >= self._first_ns + self.block_ns).nonzero()[0]
-            stop = start + int(late[0]) if len(late) else until
-            self._rows += stop - start
-            if stop > start:
-                self._parts.append(rows.slice(start, stop))
-            start = stop
-            if len(late) or self._rows >= self.block_rows:
-                yield self.flush()
-
-    def flush(self) -> RowBlock:
-        """Return the partial block and empty it; it must hold at least one row."""
-        block = RowBlock.concatenate(self._parts)
-        self._parts, self._rows = [], 0
-        return block
-
-    def pending(self) -> RowBlock | None:
-        """Return the partial block without emptying it; None when it is empty."""
-        if self._parts:
-            self._parts = [RowBlock.concatenate(self._parts)]
-        return self._parts[0] if self._parts else None
-
-    def restore(self, waiting: RowBlock) -> None:
-        """Take a saved partial block."""
-        self._parts, self._rows, self._first_ns = [waiting], len(waiting), int(waiting.end_ns[0])
+def rows_of_first_block(end_ns: Ints, block_rows: int, block_ns: int) -> int:
+    """How many of the rows that end at these times, (n,), are the first block; 0 while it may get more of them."""
+    late = (end_ns[:block_rows] >= end_ns[:1] + block_ns).nonzero()[0]
+    return int(late[0]) if len(late) else block_rows * (len(end_ns) >= block_rows)
 
 
 def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:

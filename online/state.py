@@ -48,7 +48,7 @@ from online.constants import ENGINES_MAX, IDLE_GAP_NS
 
 MAGIC = b"tracefit.state/1\n"
 # Format: of the state file; another one with every name or shape of what is saved.
-VERSION = 10
+VERSION = 11
 LEARNERS = "learners"
 # Guard: memory.
 STATE_BYTES_MAX = 1 << 29

@@ -64,7 +64,7 @@ class Fit:
     @staticmethod
     def of(learner: RlsLearner, system: str = "") -> Fit:
         """What a learner publishes."""
-        return Fit(system, learner.features, learner.fit.beta[: len(learner.features)], learner)
+        return Fit(system, learner.features, learner.beta[: len(learner.features)], learner)
 
     def predict(self, rows: RowBlock) -> Floats:
         """Microseconds per row, (n,); NaN where a column is not known."""

@@ -71,14 +71,14 @@ from online.blocks import STRATA, Design, Groups
 from online.constants import ERROR_MAX, LACK_OF_FIT, MEMORY_ROWS, NOISE_ROWS, START_ROWS, TINY, TINY_US
 from online.features import Column
 from online.rows import Floats, Ints, Quality
-from online.shapes import ShapeFactors, shrinkage
+from online.shapes import shrinkage
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
 from online.state import Stateful
 
 from .solve import RELATIVE_RIDGE
 
 if TYPE_CHECKING:
-    from .learner import Fit
+    from .learner import RlsLearner
 
 # Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
 _LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
@@ -148,7 +148,7 @@ class ScoreCovariance(Stateful):
         return matrix * (spare * (1.0 + 1.21 / free) ** 2)
 
     def discount(self, keep: float, time_ratio: float, strata: slice) -> None:
-        """Discount as Strata.discount does; scores scale as w y. Open windows have the old speed and are dropped."""
+        """See Strata.discount; scores scale as w y. Open windows have the old speed and are dropped."""
         self.m[strata] *= keep / time_ratio**2
         self.windows[strata] *= keep
         self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0
@@ -186,14 +186,15 @@ def not_below(covariance: Floats, least: Floats) -> Floats:
     return raised
 
 
-def form_covariance(shapes: ShapeFactors, fit: Fit, c: Floats, on: Ints) -> Floats:
+def form_covariance(learner: RlsLearner, c: Floats, on: Ints) -> Floats:
     """W of the columns ``on``, (q, q); c (q, q): their part of (A + H)^-1."""
+    shapes, beta = learner.shapes, learner.beta
     visited = shapes.rows.nonzero()[0]
     x, rows = shapes.x[visited], shapes.rows[visited]
-    z = x[:, on] / np.maximum(x @ fit.beta, TINY_US)[:, None]
-    rows_of_fit = rows * (fit.strata.effective_rows() / float(rows.sum()))
+    z = x[:, on] / np.maximum(x @ beta, TINY_US)[:, None]
+    rows_of_fit = rows * (learner.strata.effective_rows() / float(rows.sum()))
     leverage = np.minimum(rows_of_fit * np.einsum("ij,ij->i", z @ c, z), 0.9)
-    misfit = np.minimum(shapes.log_factors(visited, fit.beta) ** 2, ERROR_MAX**2)
+    misfit = np.minimum(shapes.log_factors(visited, beta) ** 2, ERROR_MAX**2)
     misfit -= np.square(shrinkage(rows) * shapes.spread[visited]) / np.minimum(rows, MEMORY_ROWS)
     misfit /= 1.0 - leverage
     misfit = np.maximum(misfit, max(float(misfit.mean()), 0.0))
@@ -234,30 +235,28 @@ class InferenceResult:
         return np.sqrt(self.covariance.diagonal())
 
 
-def diagnose(
-    fit: Fit, g: Floats, scale: float, variance: float, shapes: ShapeFactors | None, *, by_pages: bool
-) -> InferenceResult:
-    """Error bars, shares and status of the solution of statistics g (q, q); see the module's equations.
+def diagnose(learner: RlsLearner, variance: float) -> InferenceResult:
+    """Error bars, shares and status of a learner's solution; see the module's equations.
 
-    ``scale``: s; ``variance``: of the residuals, in weighted units; ``shapes``: what the form misses. Where they have
-    less than half of the rows, they are not kept up and say nothing. ``by_pages``: all rows are of pages.
+    ``variance``: of the residuals, in weighted units. Shape factors say what the form misses. Where they have less than
+    half of the rows, they are not kept up and say nothing.
     """
-    p, on = fit.p, fit.live.nonzero()[0]
+    p, g, h, on = learner.p, learner.strata.total(), learner.h, learner.live.nonzero()[0]
     among = (on[:, None], on)
     a, per_step, steps = g[:p, :p].diagonal(), g[:p, p + 1], max(float(g[p + 1, p + 1]), TINY)
-    ridge = fit.h + RELATIVE_RIDGE * (a + fit.h)
-    unit = 1.0 / np.sqrt((a + fit.h)[on])
+    ridge = h + RELATIVE_RIDGE * (a + h)
+    unit = 1.0 / np.sqrt((a + h)[on])
     scaled = g[among] * np.outer(unit, unit) + np.diag(ridge[on] * unit**2)
     c: Floats = np.linalg.inv(scaled) * np.outer(unit, unit)
     inverse, covariance, form_error = (np.full(shape, np.nan) for shape in (p, (p, p), p))
     inverse[on] = c.diagonal()
-    rows = float(fit.strata.n1.sum())
-    variance *= float(fit.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
-    covariance[among] = _sampling(fit, variance * g[among], c, scale, on)
-    if by_pages:
-        covariance[among] += np.diag((np.where(fit.intercept, LACK_OF_FIT, 0.1) * fit.beta)[on] ** 2)
-    elif shapes is not None and len(on) and float(shapes.rows.sum()) >= max(0.5 * rows, TINY):
-        form = form_covariance(shapes, fit, c, on)
+    rows = float(learner.strata.n1.sum())
+    variance *= float(learner.strata.n2.sum()) / rows if rows > 0.0 else 1.0  # what squared weights amount to
+    covariance[among] = _sampling(learner, variance * g[among], c, on)
+    if learner.by_pages:
+        covariance[among] += np.diag((np.where(learner.intercept, LACK_OF_FIT, 0.1) * learner.beta)[on] ** 2)
+    elif learner.features.target.vector == "beta" and len(on) and learner.shapes.rows.sum() >= max(0.5 * rows, TINY):
+        form = form_covariance(learner, c, on)
         form_error[on] = np.sqrt(form.diagonal())
         fade = (_FADED_ROWS - rows) / (_FADED_ROWS - START_ROWS)
         covariance[among] += min(max(fade, 0.0), 1.0) * form
@@ -268,34 +267,33 @@ def diagnose(
     share = np.minimum(np.maximum(1.0 - ridge * inverse, 0.0), 1.0)
     condition = float(np.linalg.cond(scaled)) if len(on) else 1.0
     result = InferenceResult(covariance, form_error, vif, condition, [], [])
-    _judge(result, fit, share, excitation, _OF_PAGES_ERROR if by_pages else IDENTIFIED_ERROR)
+    _judge(result, learner, share, excitation)
     return result
 
 
-def _sampling(fit: Fit, noise: Floats, c: Floats, scale: float, on: Ints) -> Floats:
+def _sampling(learner: RlsLearner, noise: Floats, c: Floats, on: Ints) -> Floats:
     """Covariance by noise and prior of the columns with evidence, (q, q); ``noise``: s^2 A, of independent rows."""
-    prior = np.diag(np.zeros(len(on)) if fit.prior is None else fit.prior.score_variance(scale)[on])
+    known = learner.prior
+    prior = np.diag(np.zeros(len(on)) if known is None else known.score_variance(learner.scale)[on])
     independent: Floats = c @ (noise + prior) @ c
-    of_scores = fit.score_covariance.of_scores(len(on))
+    of_scores = learner.strata.scores.of_scores(len(on))
     if of_scores is None:
         return independent
     return not_below(c @ (of_scores[np.ix_(on, on)] + prior) @ c, independent)
 
 
-def _judge(result: InferenceResult, fit: Fit, share: Floats, excitation: Floats, most: float) -> None:
-    """Status and reason of every column, from its part of the information and its cv, (p,) each.
-
-    ``most``: relative error from which one is too wide.
-    """
-    stderr, spread = result.stderr, fit.strata.spread()
-    carried = float(fit.score_covariance.windows.sum()) > 2 * np.count_nonzero(fit.live) + 1
-    shared = bool((fit.intercept & fit.live).any())
-    known = np.zeros(fit.p, np.bool_) if fit.prior is None else np.isfinite(fit.prior.sd)
-    for j, beta in enumerate(fit.beta.tolist()):
-        reason, intercept = None, bool(fit.intercept[j])
-        if not fit.live[j]:
+def _judge(result: InferenceResult, learner: RlsLearner, share: Floats, excitation: Floats) -> None:
+    """Status and reason of every column, from its part of the information and its cv, (p,) each."""
+    stderr, spread, live = result.stderr, learner.strata.spread(), learner.live
+    most = _OF_PAGES_ERROR if learner.by_pages else IDENTIFIED_ERROR
+    carried = float(learner.strata.scores.windows.sum()) > 2 * np.count_nonzero(live) + 1
+    shared = bool((learner.intercept & live).any())
+    known = np.zeros(learner.p, np.bool_) if learner.prior is None else np.isfinite(learner.prior.sd)
+    for j, beta in enumerate(learner.beta.tolist()):
+        reason, intercept = None, bool(learner.intercept[j])
+        if not live[j]:
             status = _ABSENT
-        elif not fit.passive[j]:
+        elif not learner.passive[j]:
             status = "at_bound"
         elif share[j] < _PRIOR_SHARE and known[j]:
             status = "prior_only"

@@ -3,19 +3,17 @@
 Rows become z = [x, phase, y, l], (n, q) with q = p + 2. Each block once, in this order:
 
     predict     y by the coefficients as they are: that is the prequential error
-    change      look for a change of speed (online/change.py), or take what another learner of the target found
-    shapes      what a batch shape takes beside x beta (online/shapes.py); not of rows in which a change was found
+    change      look for a change of speed (online/change.py), or take what another learner of the target found; where
+                there is none, shape factors learn what a batch shape takes beside x beta (online/shapes.py)
     weigh       by the prediction (online/rls/solve.py)
-    remember    decayed statistics by stratum (online/rls/strata.py), and the scores for error bars (error_bars.py)
+    remember    decayed statistics by stratum (online/rls/strata.py), with the scores for error bars (error_bars.py)
     solve       beta
 
 At a confirmed change 2 % of the statistics is kept and multiplied by its time ratio. The rows since it began are in
 there, and are then few beside those that come. The first 256 rows, or 64 windows of five minutes, are fitted together:
 until then every block makes the statistics of all of them anew.
 
-Guarantee: reading changes nothing that is learned later.
-
-**The fit.** Stratified statistics, and the published coefficients that solve them.
+What is solved:
 
     G    = sum over strata of decayed w z z'                      z = [x, phase, y, l], G: (q, q) (online/rls/strata.py)
     beta = argmin over beta_j >= 0 where not free   beta' (A + H) beta - 2 (b + H beta0)' beta      A, b: blocks of G
@@ -23,7 +21,7 @@ Guarantee: reading changes nothing that is learned later.
 H and beta0 are the prior's (online/rls/solve.py); a prior that the rows contradict is dropped, and their own fit is
 published from then on. ``bsr_ard`` finds a precision for each column beside (the same).
 
-Guarantee: beta is a function of the learned rows alone.
+Guarantees: beta is a function of the learned rows alone; reading changes nothing that is learned later.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ import math
 
 import numpy as np
 
-from online.blocks import STRATA, Design
+from online.blocks import Design
 from online.change import Change, ChangeMonitor
 from online.constants import (
     ALARM_KEEP,
@@ -51,7 +49,7 @@ from online.shapes import ShapeFactors
 from online.snapshot import ModelSnapshot
 from online.state import StateError, Stateful, Tree
 
-from .error_bars import InferenceResult, ScoreCovariance, as_published, diagnose
+from .error_bars import InferenceResult, as_published, diagnose
 from .solve import (
     Prior,
     huber,
@@ -79,86 +77,6 @@ _REACH = 50.0
 _CONTEXT_TOKENS = "decode_context_tokens"
 
 
-class Fit(Stateful):
-    """Statistics and solution of p columns: features, then phases, which are free of sign and not published.
-
-    Attributes, (p,) each: ``beta``; ``free``, which columns may be negative; ``passive``, which are off their bound;
-    ``live``, which have evidence or a prior; ``h``, the diagonal of H of the last solve, without the solver's relative
-    ridge. ``strata`` and ``score_covariance`` are remembered for the coefficients and for their error bars.
-    """
-
-    SAVED = ("beta", "passive", "live", "h", "strata", "score_covariance")
-
-    def __init__(self, features: FeatureSet, prior: Prior | None = None) -> None:
-        self.p = p = len(features) + len(PHASES)
-        self.prior = None if prior is None else prior.with_phases()
-        self.free: Mask = np.arange(p) >= len(features)
-        self.intercept: Mask = np.array([name == INTERCEPT for name in (*features.names, *PHASES)], np.bool_)
-        formulas = [column.formula for column in features.columns]
-        self._always: Mask = self.free | np.array([each == INTERCEPT for each in (*formulas, *PHASES)], np.bool_)
-        self._prunes = features.name == _RELEVANCE_SET
-        self.beta, self.h = np.zeros(p), np.zeros(p)
-        self.passive, self.live = np.zeros(p, np.bool_), np.zeros(p, np.bool_)
-        self._by_point = (features.name, features.target) == _BY_POINT
-        self.forget()
-
-    def forget(self) -> None:
-        """Begin with no rows."""
-        self.strata = Strata(self.p + 2, by_point=self._by_point)
-        self.score_covariance = ScoreCovariance(self.p)
-
-    def to_state(self) -> Tree:
-        """See Stateful."""
-        return super().to_state() | {"prior": None if self.prior is None else self.prior.to_state()}
-
-    def from_state(self, state: Tree) -> None:
-        """See Stateful; a prior is of its columns."""
-        super().from_state(state)
-        self.prior = None if state["prior"] is None else Prior.of_state(state["prior"])
-        if self.prior is not None and len(self.prior.mean) != self.p:
-            raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
-
-    # ---------------------------------------------------------------- learning
-
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> None:
-        """Add rows z (n, q) of weight, Huber's share and prediction (n,)."""
-        kept, left = self.strata.learn(block, z, weight, share)
-        self.score_covariance.learn(
-            block, kept, z[:, : self.p] * (left * weight * (block.elapsed_us - prediction))[:, None]
-        )
-
-    def discount(self, keep: float, time_ratio: float, *, prefill: bool) -> None:
-        """Keep a share of the statistics, scaled to a new speed; those of steps with ``prefill`` alone, or all."""
-        for evidence in (self.strata, self.score_covariance):
-            evidence.discount(keep, time_ratio, slice(STRATA // 2, None) if prefill else slice(None))
-
-    # ---------------------------------------------------------------- solving
-
-    def solve(self, g: Floats, scale: float) -> Floats:
-        """Solve statistics (q, q) for beta (p,), and keep it."""
-        a, b, known, mean = g[: self.p, : self.p], g[: self.p, self.p], np.zeros(self.p), np.zeros(self.p)
-        if self.prior is not None:
-            known, mean = self.prior.precision(scale), self.prior.mean
-        self.h, pruned = known, np.zeros(self.p, np.bool_)
-        if self._prunes:
-            precision, pruned = relevance(a + np.diag(known), b + known * mean, scale**2, self._always, self.free)
-            self.h = known + precision
-        pull = np.divide(known * mean, self.h, out=np.zeros(self.p), where=self.h > 0.0)  # a relevance pulls to 0
-        found = solve(a, b, self.free, prior_precision=self.h, prior_mean=pull)
-        self.beta, self.passive, self.live = np.where(pruned, 0.0, found.beta), found.passive & ~pruned, found.live
-        return self.beta
-
-    def solve_strata(self, scale: float) -> None:
-        """Solve the decayed statistics; drop a prior that they contradict."""
-        p, g = self.p, self.strata.total()
-        self.solve(g, scale)
-        if self.prior is not None:
-            own = solve(g[:p, :p], g[:p, p], self.free).beta
-            if is_contradicted(_lack_of_fit(g, self.beta), _lack_of_fit(g, own)):
-                self.prior = None
-                self.solve(g, scale)
-
-
 def residual_squares(g: Floats, beta: Floats) -> float:
     """Weighted sum of squares that coefficients (p,) leave of y in statistics G (q, q), y behind the p columns."""
     p = len(beta)
@@ -178,12 +96,18 @@ def _augmented(block: Design) -> Floats:
 class RlsLearner(Stateful):
     """One feature set on one target of one configuration.
 
+    It has p columns: features, then phases, which are free of sign and not published.
+
     Args:
         features: columns it reads.
         prior: what is known of the coefficients before the first row.
         detector: of changes of speed (online/change.py).
 
     Attributes:
+        beta, passive, live, h: the solution, (p,) each: coefficients; which are off their bound; which have evidence or
+            a prior; the diagonal of H, without the solver's relative ridge.
+        free, intercept: which columns may be negative, and which is the intercept, (p,).
+        strata: the decayed statistics that are solved.
         burn_in: rows of the first fits; None before the first row and after the last of these fits.
         by_pages: whether all rows are of times between two scrapes of a page.
         scale, median_us: s and m of online/rls/solve.py.
@@ -195,32 +119,44 @@ class RlsLearner(Stateful):
     """
 
     SAVED = (
-        *("rows", "started", "by_pages", "scale", "median_us"),
-        *("fit", "error", "intervals", "shapes", "drift", "sums"),
+        *("rows", "started", "by_pages", "scale", "median_us", "beta", "passive", "live", "h"),
+        *("strata", "error", "intervals", "shapes", "drift", "sums"),
     )
 
     def __init__(self, features: FeatureSet, prior: Prior | None = None, *, detector: str = "cusum") -> None:
         self.features = features
+        self.p = p = len(features) + len(PHASES)
+        self.prior = None if prior is None else prior.with_phases()
+        self.free: Mask = np.arange(p) >= len(features)
+        self.intercept: Mask = np.array([name == INTERCEPT for name in (*features.names, *PHASES)], np.bool_)
         self._robust = features.target not in MEAN_TARGETS
+        self.beta, self.h = np.zeros(p), np.zeros(p)
+        self.passive, self.live = np.zeros(p, np.bool_), np.zeros(p, np.bool_)
+        self.strata = self._no_statistics()
         self.rows = 0
         self.burn_in: RowBlock | None = None
         self.started, self.by_pages = False, True
         self.scale, self.median_us = LACK_OF_FIT, 0.0
-        self.fit = Fit(features, prior)
         self.error, self.intervals, self.learns_intervals = PrequentialError(), Intervals(), True
-        self.shapes = ShapeFactors(self.fit.p)
+        self.shapes = ShapeFactors(p)
         self.drift = ChangeMonitor(detector, features.names)
         self.change: Change | None = None
-        self.sums = np.zeros(self.fit.p + 2)
+        self.sums = np.zeros(p + 2)
+
+    def _no_statistics(self) -> Strata:
+        return Strata(self.p + 2, by_point=(self.features.name, self.features.target) == _BY_POINT)
 
     def to_state(self) -> Tree:
         """See Stateful."""
-        held = None if self.burn_in is None else self.burn_in.to_state()
-        return super().to_state() | {"burn_in": held}
+        own = {"prior": self.prior, "burn_in": self.burn_in}
+        return super().to_state() | {name: None if each is None else each.to_state() for name, each in own.items()}
 
     def from_state(self, state: Tree) -> None:
-        """See Stateful."""
+        """See Stateful; a prior is of its columns."""
         super().from_state(state)
+        self.prior = None if state["prior"] is None else Prior.of_state(state["prior"])
+        if self.prior is not None and len(self.prior.mean) != self.p:
+            raise StateError(f"a prior of {len(self.prior.mean)} columns, expected {self.p}")
         if state["burn_in"] is not None:
             self.burn_in = RowBlock.of_state(state["burn_in"], self.features.target.vocabulary)
 
@@ -231,29 +167,20 @@ class RlsLearner(Stateful):
 
     def take_prior(self, prior: Prior) -> None:
         """Take a prior, unless there is one or learning has begun."""
-        if not self.started and self.fit.prior is None:
-            self.fit.prior = prior.with_phases()
+        if not self.started and self.prior is None:
+            self.prior = prior.with_phases()
 
     # ---------------------------------------------------------------- learning
 
     def learn(self, block: Design, change: Change | None = None, *, is_watcher: bool = True) -> Floats | None:
-        """Predict, score, look for a change of speed, learn, solve; of rows that this set knows.
+        """Predict, score, look for a change of speed, weigh, remember, solve; of rows that this set knows.
 
         One learner of a target looks for changes (``is_watcher``), and the others are told the ``change`` that it found
         in these rows. Returns log(y / prediction) by the published coefficients as they were before, (n,); None before
         the first fit.
         """
-        z, self.change, log_ratio = _augmented(block), change, None
-        self.rows += len(block)
-        self.by_pages &= bool((block.quality == Quality.METRICS).all())
-        self.sums = self.sums * 2.0 ** -(float(block.steps @ block.weight) / HALF_LIFE_STEPS) + z.sum(axis=0)
-        prediction = z[:, : self.fit.p] @ self.fit.beta
-        if self.started:
-            ratio = np.maximum(prediction, TINY_US) / block.elapsed_us
-            log_ratio = -np.log(ratio)
-            self.error.learn(np.abs(ratio - 1.0))
-            if self.learns_intervals:
-                self.intervals.learn(block, log_ratio)
+        z, self.change = _augmented(block), change
+        log_ratio = self._score(block, z)
         if self.in_burn_in or log_ratio is None:
             self.burn_in = RowBlock.concatenate([block] if self.burn_in is None else [self.burn_in, block])
             self.fit_burn_in()
@@ -261,35 +188,49 @@ class RlsLearner(Stateful):
         if is_watcher and self._robust:
             self.change = self._watch(block, z, log_ratio)
         if self.change is not None:
-            self._take_change(self.change, is_watcher=is_watcher)
-            prediction = z[:, : self.fit.p] @ self.fit.beta
+            self._take_change(self.change)
+        prediction = z[:, : self.p] @ self.beta
         weight, share = self._weigh(block, prediction)
         if is_watcher:
             self.drift.add(block, self._without_phases(block), weight)
-        self.fit.learn(block, z, weight, share, prediction)
-        self.fit.solve_strata(self.scale)
+        self.strata.learn(block, z, weight, share, prediction)
+        self.solve()
         if is_watcher:
             self.drift.find_term(self.scale, self.shapes)
         return log_ratio
 
+    def _score(self, block: Design, z: Floats) -> Floats | None:
+        """Count rows z (n, q) and score their predictions: log(y / prediction), (n,); None before the first fit."""
+        self.rows += len(block)
+        self.by_pages &= bool((block.quality == Quality.METRICS).all())
+        self.sums = self.sums * 2.0 ** -(float(block.steps @ block.weight) / HALF_LIFE_STEPS) + z.sum(axis=0)
+        if not self.started:
+            return None
+        ratio = np.maximum(z[:, : self.p] @ self.beta, TINY_US) / block.elapsed_us
+        log_ratio: Floats = -np.log(ratio)
+        self.error.learn(np.abs(ratio - 1.0))
+        if self.learns_intervals:
+            self.intervals.learn(block, log_ratio)
+        return log_ratio
+
     def _watch(self, block: Design, z: Floats, log_ratio: Floats) -> Change | None:
-        """Look for a change of speed; shape factors follow unless one was found."""
-        shapes, beta = self.shapes, self.fit.beta
-        shapes.score(log_ratio, shapes.log_factors(block.cell, beta))
-        change = self.drift.learn(block, log_ratio, shapes, beta)
+        """Look for a change of speed: shape factors follow it, or learn the rows where there is none."""
+        shapes = self.shapes
+        shapes.score(log_ratio, shapes.log_factors(block.cell, self.beta))
+        change = self.drift.learn(block, log_ratio, shapes, self.beta)
         if change is None:
-            shapes.learn(block.cell, z[:, : self.fit.p], log_ratio, beta)
+            shapes.learn(block.cell, z[:, : self.p], log_ratio, self.beta)
+        else:
+            shapes.follow_speed(change.log_time_ratio, prefill=change.prefill)
         return change
 
-    def _take_change(self, change: Change, *, is_watcher: bool) -> None:
+    def _take_change(self, change: Change) -> None:
         """Keep little of what was known, at the new speed."""
-        self.fit.discount(ALARM_KEEP, change.time_ratio, prefill=change.prefill)
+        self.strata.discount(ALARM_KEEP, change.time_ratio, prefill=change.prefill)
         if not change.prefill:
             self.sums *= ALARM_KEEP
             self.sums[-2] *= change.time_ratio
-        if is_watcher:
-            self.shapes.follow_speed(change.log_time_ratio, prefill=change.prefill)
-        self.fit.solve_strata(self.scale)
+        self.solve()
 
     def _weigh(self, block: Design, prediction: Floats) -> tuple[Floats, Floats]:
         """Weight and Huber's share of rows by their prediction, (n,) each; scale and median follow."""
@@ -305,7 +246,7 @@ class RlsLearner(Stateful):
         return share * np.square(per_unit * reach / np.maximum(reach, prediction)), share
 
     def _without_phases(self, block: Design) -> Floats:
-        return block.elapsed_us - block.phase @ self.fit.beta[len(self.features) :]
+        return block.elapsed_us - block.phase @ self.beta[len(self.features) :]
 
     def fit_burn_in(self, *, last: bool = False) -> None:
         """Fit the rows of burn-in together, once there are enough, and make statistics of them.
@@ -316,58 +257,81 @@ class RlsLearner(Stateful):
             return
         held = Design.of(self.features, self.burn_in)
         z = _augmented(held)
-        weight, share, self.scale, self.median_us = weigh_first_rows(
-            z, held.weight, self.fit.solve, robust=self._robust
-        )
+        weight, share, self.scale, self.median_us = weigh_first_rows(z, held.weight, self._solve, robust=self._robust)
         self.started = True
-        prediction = z[:, : self.fit.p] @ self.fit.beta
-        self.fit.forget()
-        self.fit.learn(held, z, weight, share, prediction)
+        prediction = z[:, : self.p] @ self.beta
+        self.strata = self._no_statistics()
+        self.strata.learn(held, z, weight, share, prediction)
         # With the rows that the first fit left out, errors of x beta F are 0.3 points larger on twelve recordings.
         usual = (share > 0.0) & (prediction > 0.0)
         log_ratio = np.log(held.elapsed_us[usual] / prediction[usual])
-        self.shapes = ShapeFactors(self.fit.p)
-        self.shapes.learn(held.cell[usual], z[usual, : self.fit.p], log_ratio, self.fit.beta)
+        self.shapes = ShapeFactors(self.p)
+        self.shapes.learn(held.cell[usual], z[usual, : self.p], log_ratio, self.beta)
         is_long = bool(held.windows.all()) and held.end_ns[-1] - held.end_ns[0] >= START_NS
         if last or len(held) >= (START_WINDOWS if is_long else START_ROWS):
-            self.fit.solve_strata(self.scale)
+            self.solve()
             self.drift.add(held, self._without_phases(held), weight)
             self.burn_in = None
+
+    def solve(self) -> None:
+        """Solve the decayed statistics; drop a prior that they contradict."""
+        g = self.strata.total()
+        self._solve(g, self.scale)
+        if self.prior is not None:
+            own = solve(g[: self.p, : self.p], g[: self.p, self.p], self.free).beta
+            if is_contradicted(_lack_of_fit(g, self.beta), _lack_of_fit(g, own)):
+                self.prior = None
+                self._solve(g, self.scale)
+
+    def _solve(self, g: Floats, scale: float) -> Floats:
+        """Solve statistics (q, q) for beta (p,), and keep it."""
+        a, b, known, mean = g[: self.p, : self.p], g[: self.p, self.p], np.zeros(self.p), np.zeros(self.p)
+        if self.prior is not None:
+            known, mean = self.prior.precision(scale), self.prior.mean
+        self.h, pruned = known, np.zeros(self.p, np.bool_)
+        if self.features.name == _RELEVANCE_SET:
+            columns = (*(column.formula for column in self.features.columns), *PHASES)
+            always = self.free | np.array([each == INTERCEPT for each in columns], np.bool_)
+            precision, pruned = relevance(a + np.diag(known), b + known * mean, scale**2, always, self.free)
+            self.h = known + precision
+        pull = np.divide(known * mean, self.h, out=np.zeros(self.p), where=self.h > 0.0)  # a relevance pulls to 0
+        found = solve(a, b, self.free, prior_precision=self.h, prior_mean=pull)
+        self.beta, self.passive, self.live = np.where(pruned, 0.0, found.beta), found.passive & ~pruned, found.live
+        return self.beta
 
     # ---------------------------------------------------------------- reading
 
     def predict(self, block: Design) -> Floats:
         """By the published coefficients, phases left out: microseconds, (n,)."""
-        return block.x @ self.fit.beta[: len(self.features)]
+        return block.x @ self.beta[: len(self.features)]
 
     def log_factors(self, cell: Ints) -> Floats:
         """Log F of each row's batch shape, (n,); 0 where the shape was never seen, or while factors are left out."""
-        return self.shapes.log_factors(cell, self.fit.beta) if self.shapes.applied else np.zeros(len(cell))
+        return self.shapes.log_factors(cell, self.beta) if self.shapes.applied else np.zeros(len(cell))
 
     def normal_equations(self) -> tuple[Floats, Floats]:
         """A (p, p) and b (p,) of the columns behind the published coefficients; phases are taken out as estimated."""
-        p, y, g = len(self.features), self.fit.p, self.fit.strata.total()
-        return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.fit.beta[p:y]
+        p, y, g = len(self.features), self.p, self.strata.total()
+        return g[:p, :p], g[:p, y] - g[:p, p:y] @ self.beta[p:y]
 
     def infer(self) -> InferenceResult:
         """Error bars and status of the published coefficients; needs a first fit."""
-        fit, g = self.fit, self.fit.strata.total()
         variance = self.scale**2
         if not self._robust:
             # The scale is a median's, which does not see the tail that a mean fit lives on.
-            variance = max(variance, residual_squares(g, fit.beta) / max(fit.strata.effective_rows(), 1.0))
-        shapes = self.shapes if self.features.target.vector == "beta" else None
-        return diagnose(fit, g, self.scale, variance, shapes, by_pages=self.by_pages)
+            left = residual_squares(self.strata.total(), self.beta)
+            variance = max(variance, left / max(self.strata.effective_rows(), 1.0))
+        return diagnose(self, variance)
 
     def context_us_per_token(self) -> float | None:
         """What a token of decode context costs among steps of about one size; None where that is not sure."""
         names = self.features.names
         known = _CONTEXT_TOKENS in names
-        return self.fit.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale) if known else None
+        return self.strata.slope_inside(names.index(_CONTEXT_TOKENS), self.scale) if known else None
 
     def half_lives(self) -> float:
         """Half-lives that its rows are worth."""
-        return float(self.fit.strata.clock.sum())
+        return float(self.strata.clock.sum())
 
     def mean_us(self) -> float | None:
         """Mean time per step (per request) over the remembered rows; None before any."""
@@ -375,7 +339,7 @@ class RlsLearner(Stateful):
 
     def mean_factor(self) -> float | None:
         """Mean time per robustly predicted time over the remembered rows; None before the first fit."""
-        predicted = float(self.sums[:-2] @ self.fit.beta)
+        predicted = float(self.sums[:-2] @ self.beta)
         return float(self.sums[-2]) / predicted if predicted > 0.0 else None
 
     def snapshot(self) -> ModelSnapshot | None:
@@ -384,7 +348,7 @@ class RlsLearner(Stateful):
             return None
         return ModelSnapshot(
             rows=self.rows,
-            effective_rows=self.fit.strata.effective_rows(),
+            effective_rows=self.strata.effective_rows(),
             error=self.error.snapshot(),
-            **as_published(self.features.columns, self.fit.beta, self.sums / self.sums[-1], self.infer()),
+            **as_published(self.features.columns, self.beta, self.sums / self.sums[-1], self.infer()),
         )

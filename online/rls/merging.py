@@ -65,15 +65,14 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
     # too few for a fit of their own: they are learned as any others
     few = other.burn_in if other.in_burn_in else into.burn_in
     if into.in_burn_in and not other.in_burn_in:
-        for name in (*RlsLearner.SAVED, "burn_in"):
+        for name in (*RlsLearner.SAVED, "prior", "burn_in"):
             setattr(into, name, getattr(other, name))
     elif not other.in_burn_in:
         if not side_by_side:
             earlier, later = (into, other) if other_is_later else (other, into)
             earlier.sums *= 2.0 ** -later.half_lives()
             earlier.intervals.decay(later.intervals.rows)
-            earlier.fit.strata.decay(later.fit.strata.clock)
-            earlier.fit.score_covariance.decay(later.fit.strata.clock)
+            earlier.strata.decay(later.strata.clock)
         _add_statistics(into, other)
     if few is not None:
         into.learn(Design.of(into.features, few))
@@ -81,7 +80,7 @@ def merge(into: RlsLearner, other: RlsLearner, *, other_is_later: bool, side_by_
 
 
 def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
-    rows, more = (max(float(side.fit.strata.n1.sum()), TINY) for side in (into, other))
+    rows, more = (max(float(side.strata.n1.sum()), TINY) for side in (into, other))
     share = more / (rows + more)
     into.scale = math.sqrt((1.0 - share) * into.scale**2 + share * other.scale**2)
     into.median_us += share * (other.median_us - into.median_us)
@@ -90,10 +89,9 @@ def _add_statistics(into: RlsLearner, other: RlsLearner) -> None:
     into.sums += other.sums
     into.error = PrequentialError()
     into.intervals.add(other.intervals)
-    into.fit.strata.add(other.fit.strata)
-    into.fit.score_covariance.add(other.fit.score_covariance)
+    into.strata.add(other.strata)
     into.shapes.add(other.shapes)
-    into.fit.solve_strata(into.scale)
+    into.solve()
 
 
 # ------------------------------------------------------------------- replicas
@@ -117,7 +115,7 @@ class Replica(Stateful):
         if not learner.started:
             return []
         p, (a, b) = len(learner.features), learner.normal_equations()
-        of_scores = learner.fit.score_covariance.of_scores(int(learner.fit.live.sum()))
+        of_scores = learner.strata.scores.of_scores(int(learner.live.sum()))
         noise = NOISE_ROWS * learner.scale**2 * a if of_scores is None else of_scores[:p, :p]
         return [Replica(engine, learner.rows, a, b, noise)]
 

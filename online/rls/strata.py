@@ -37,6 +37,7 @@ from online.features import portable
 from online.rows import Floats, Ints, Target
 from online.state import Stateful
 
+from .error_bars import ScoreCovariance
 from .solve import RELATIVE_RIDGE
 
 # Batches of 2^15 requests and contexts of 2^17 tokens share the last octave, contexts below 2^10 the first. Guess.
@@ -48,23 +49,25 @@ _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("r
 class Strata(Stateful):
     """Statistics of q augmented columns in 32 strata: p features and phases, the target, the steps.
 
-    ``by_point``: whether the same is kept by operating point, beside. ``clock``: half-lives that each stratum has
-    seen, (32,).
+    Attributes:
+        g: G by stratum, (32, q, q).
+        n1, n2: n1 and n2, (32,).
+        clock: half-lives that each stratum has seen, (32,).
+        scores: what the rows' scores tell of error bars (online/rls/error_bars.py).
+        points: the same statistics by operating point, where asked for (``by_point``).
     """
 
-    SAVED = ("g", "n1", "n2", "clock", "points")
+    SAVED = ("g", "n1", "n2", "clock", "scores", "points")
 
     def __init__(self, q: int, *, by_point: bool = False) -> None:
         self.q = q
-        self.points = OperatingPoints(q) if by_point else None
         self.g = np.zeros((STRATA, q, q))
         self.n1, self.n2, self.clock = np.zeros(STRATA), np.zeros(STRATA), np.zeros(STRATA)
+        self.scores = ScoreCovariance(q - 2)
+        self.points = OperatingPoints(q) if by_point else None
 
-    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats) -> tuple[Floats, Floats]:
-        """Add rows: z (n, q), weight (n,), share of Huber (n,).
-
-        Returns what each group kept of its past, (g,), and what later rows of the block left of each row, (n,).
-        """
+    def learn(self, block: Design, z: Floats, weight: Floats, share: Floats, prediction: Floats) -> None:
+        """Add rows: z (n, q), weight (n,), share of Huber (n,), and what was predicted of each, (n,)."""
         groups, e = block.groups, block.steps * block.weight / HALF_LIFE_STEPS
         ids, decay, kept, spent = groups.ids, *_decays(groups, e)
         self.g[ids] = self.g[ids] * kept[:, None, None] + _products(groups, z, weight, decay)
@@ -75,9 +78,9 @@ class Strata(Stateful):
         self.clock[ids] += spent
         left = np.empty_like(decay)
         left[groups.order] = decay
+        self.scores.learn(block, kept, z[:, :-2] * (left * weight * (block.elapsed_us - prediction))[:, None])
         if self.points is not None:
             self.points.learn(z, block.end_ns, weight, share * block.weight, e)
-        return kept, left
 
     # ---------------------------------------------------------------- reading
 
@@ -135,8 +138,8 @@ class Strata(Stateful):
 
     # ---------------------------------------------------------------- changing what is known
 
-    def discount(self, keep: float, time_ratio: float, strata: slice = slice(None)) -> None:
-        """Keep a share of the rows of these strata, as if their work had taken ``time_ratio`` times as long.
+    def discount(self, keep: float, time_ratio: float, *, prefill: bool = False) -> None:
+        """Keep a share of the rows, or of those with ``prefill``, as if their work had taken so many times as long.
 
         With g the ratio, y becomes g y and w = l / yhat^2 becomes w / g^2, as if the rows had come after the change;
         n1 and n2 are both linear in the weight v of a row. Operating points mix rows with prefill and without: where
@@ -144,12 +147,14 @@ class Strata(Stateful):
         """
         scale = np.full(self.q, 1.0 / time_ratio)
         scale[-2] = 1.0
+        strata = slice(STRATA // 2 if prefill else 0, None)
         new_speed = keep * np.outer(scale, scale)
         self.g[strata] *= new_speed
         self.n1[strata] *= keep
         self.n2[strata] *= keep
+        self.scores.discount(keep, time_ratio, strata)
         if self.points is not None:
-            self.points.g *= new_speed if strata == slice(None) else keep
+            self.points.g *= keep if prefill else new_speed
             self.points.rows *= keep
 
     def decay(self, half_lives: Floats) -> None:
@@ -158,6 +163,7 @@ class Strata(Stateful):
         self.g *= kept[:, None, None]
         self.n1 *= kept
         self.n2 *= kept * kept
+        self.scores.decay(half_lives)
         if self.points is not None:
             at = np.repeat(np.exp2(-half_lives.reshape(-1, _BATCHES).max(axis=0)), _CONTEXTS)
             self.points.g *= at[:, None, None]
@@ -169,6 +175,7 @@ class Strata(Stateful):
         self.n1 += other.n1
         self.n2 += other.n2
         self.clock += other.clock
+        self.scores.add(other.scores)
         if self.points is not None and other.points is not None:
             self.points.add(other.points)
 

@@ -77,7 +77,7 @@ class StepHistory(Stateful):
         kept = np.flatnonzero(self.at_ns > at_ns - DAY_NS)
         kept = kept[::2] if len(kept) >= POINTS_MAX else kept
         self.at_ns = np.append(self.at_ns[kept], at_ns)
-        self.values = np.concatenate((self.values[kept], [[watcher.fit.beta[:p], stderr]]))
+        self.values = np.concatenate((self.values[kept], [[watcher.beta[:p], stderr]]))
 
     def view(self) -> HistoryView:
         """As of now, for any thread."""

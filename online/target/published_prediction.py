@@ -117,7 +117,7 @@ class PublishedPrediction(Stateful):
 
         ``beta``: coefficients (p,) that are published in place of the model's.
         """
-        own, names = model.fit.beta, model.features.names
+        own, names = model.beta, model.features.names
         ranges = zip(names, self.low.tolist(), self.high.tolist(), strict=True)
         features = {name: (low, high) for name, low, high in ranges if name != INTERCEPT}
         cells = [cell_name(cell) for cell in np.flatnonzero(self.cells).tolist()]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from online.blocks import Cutter, Design, measurements
+from online.blocks import Design, measurements, rows_of_first_block
+from online.change import Change
 from online.constants import APART, ENGINES_MAX, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
 from online.errors import Residuals
 from online.features import PORTABLE, FeatureSet
@@ -47,6 +48,7 @@ class TargetState(Stateful):
     """See the module's docstring.
 
     Attributes:
+        partial: rows of the block that is not complete; None where there is none.
         models: ``rls`` learners by feature set; their coefficients are published.
         river: River's learners, which predict beside them, by published name.
         published: what a target of steps publishes to predict with, where there is ``portable``.
@@ -61,7 +63,7 @@ class TargetState(Stateful):
 
     def __init__(self, target: Target, settings: BankSettings) -> None:
         self.target, self.settings = target, settings
-        self.cutter = Cutter(NOISE_ROWS, 0)
+        self.partial: RowBlock | None = None
         self.models: dict[str, RlsLearner] = {}
         self.river: dict[str, RiverLearner] = {}
         self.published: PublishedPrediction | None = None
@@ -72,7 +74,6 @@ class TargetState(Stateful):
         self.history: StepHistory | None = None
         self.engine_names: dict[int, str] = {}
         self.sheet_prior: SheetPrior | None = None
-        self._size_blocks()
 
     def add_features(self, features: FeatureSet, prior: Prior | None = None) -> None:
         """Start models on a feature set that has become available; ``prior``: of its coefficients."""
@@ -94,54 +95,57 @@ class TargetState(Stateful):
     # ---------------------------------------------------------------- rows in
 
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
-        """Cut rows into blocks and learn every block that is complete; what became of the rows."""
+        """Learn every block that these rows complete; what became of the rows."""
         good, outcome = measurements(rows, [model.features for model in self.models.values()])
         self.received += len(rows)
         self.timeless += int(np.count_nonzero(rows.elapsed_us == 0.0))
         if not len(good):
             return outcome
-        first_ns = int(good.end_ns.min())
-        self.first_ns = min(self.first_ns, first_ns) if self.first_ns else first_ns
+        first_ns, start = int(good.end_ns.min()), 0
+        self.first_ns = min(self.first_ns or first_ns, first_ns)
         self.last_ns = max(self.last_ns, int(good.end_ns.max()))
-        self._size_blocks()
-        for block in self.cutter.push(good):
-            self._learn_block(block)
-            self._size_blocks()
+        waiting = good if self.partial is None else RowBlock.concatenate([self.partial, good])
+        while (size := rows_of_first_block(waiting.end_ns[start:], *self._block_limits())) > 0:
+            self._learn_block(waiting.slice(start, start + size))
+            start += size
+        self.partial = waiting.slice(start, len(waiting)) if start < len(waiting) else None
         return outcome
 
-    def _size_blocks(self) -> None:
-        """New targets learn every 32 rows. A block lasts 1 s where changes are reported promptly, else 16 s."""
+    def _block_limits(self) -> tuple[int, int]:
+        """Rows and nanoseconds of a block; see the constants above."""
         watcher, rows, seconds = self.watcher(), self.settings.block_rows, self.settings.block_s
-        young = watcher is None or watcher.rows < WARM_UP_ROWS
-        self.cutter.block_rows = min(NOISE_ROWS, rows) if young else rows
-        self.cutter.block_ns = int((1 if self.target in _PROMPT else _LONGEST) * seconds * 1e9)
+        is_young = watcher is None or watcher.rows < WARM_UP_ROWS
+        block_s = seconds if self.target in _PROMPT else _LONGEST * seconds
+        return min(NOISE_ROWS, rows) if is_young else rows, int(block_s * 1e9)
 
     def _learn_block(self, rows: RowBlock) -> None:
-        """All models learn these rows, the one that watches for changes of speed first."""
+        """Each model learns these rows, the one that watches for changes of speed first."""
         self.champion, watcher, change = self._best(), self.watcher(), None
-        designs = {name: Design.of(model.features, rows) for name, model in self.models.items()}
-        blocks = {name: block for name, block in designs.items() if len(block)}
-        log_ratios: dict[str, Floats | None] = {}
-        if watcher is not None and watcher.features.name in blocks:
-            block = blocks[watcher.features.name]
-            log_factors = watcher.log_factors(block.cell)
-            log_ratio, change = watcher.learn(block), watcher.change
-            log_ratios[watcher.features.name] = log_ratio
-            shaped = None if log_ratio is None else log_ratio - log_factors
-            if self.published is not None:
-                self.published.learn(block, shaped, change)
-            if self.target is Target.STEP_TIME:
-                self.history = self.history or StepHistory(watcher.features.names)
-                self.history.learn(block, shaped)
-                self.history.record(int(rows.end_ns[-1]), watcher)
-        for name, model in self.models.items():
-            if model is not watcher and name in blocks:
-                log_ratios[name] = model.learn(blocks[name], change, is_watcher=False)
-        if (of_champion := log_ratios.get(self.champion)) is not None:
-            self.residuals.learn(of_champion)
-        for other in self.river.values():
-            if other.features.name in blocks:
-                other.learn(blocks[other.features.name])
+        for model in sorted(self.models.values(), key=lambda each: each is not watcher):
+            block = Design.of(model.features, rows)
+            if not len(block):
+                continue
+            log_factors = model.log_factors(block.cell)
+            log_ratio = model.learn(block, change, is_watcher=model is watcher)
+            if model is watcher:
+                change = model.change
+                shaped = None if log_ratio is None else log_ratio - log_factors
+                self._learn_published(block, shaped, change, int(rows.end_ns[-1]))
+            if log_ratio is not None and model.features.name == self.champion:
+                self.residuals.learn(log_ratio)
+            for other in self.river.values():
+                if other.features is model.features:
+                    other.learn(block)
+
+    def _learn_published(self, block: Design, log_ratio: Floats | None, change: Change | None, end_ns: int) -> None:
+        """What is published and shown learns rows of ``portable``, and log(y / (x beta F)) of them, (n,)."""
+        watcher = self.watcher()
+        if self.published is not None:
+            self.published.learn(block, log_ratio, change)
+        if self.target is Target.STEP_TIME and watcher is not None:
+            self.history = self.history or StepHistory(watcher.features.names)
+            self.history.learn(block, log_ratio)
+            self.history.record(end_ns, watcher)
 
     def _best(self) -> str:
         """The champion as of now; empty before the first fit."""
@@ -152,14 +156,15 @@ class TargetState(Stateful):
 
     def flush(self) -> None:
         """Learn the partial block as it stands."""
-        if len(self.cutter):
-            self._learn_block(self.cutter.flush())
+        if self.partial is not None:
+            self._learn_block(self.partial)
+            self.partial = None
 
     # ---------------------------------------------------------------- reading
 
     def flushed(self) -> TargetState:
         """A copy that has learned its partial block; itself where there is none."""
-        if not len(self.cutter):
+        if self.partial is None:
             return self
         copied = copy.deepcopy(self)
         copied.flush()
@@ -237,9 +242,8 @@ class TargetState(Stateful):
 
     def to_state(self) -> Tree:
         """For the state file; the partial block is saved, not flushed."""
-        pending = self.cutter.pending()
         return super().to_state() | {
-            "pending": None if pending is None else pending.to_state(),
+            "partial": None if self.partial is None else self.partial.to_state(),
             "models": {name: [list(model.features.names), model.to_state()] for name, model in self.models.items()},
             "published": None if self.published is None else self.published.to_state(),
             "replicas": [each.to_state() for each in self.replicas],
@@ -256,8 +260,8 @@ class TargetState(Stateful):
             if model is not None and columns == [*model.features.names]:
                 model.from_state(kept)
                 same.add(name)
-        if state["pending"] is not None:
-            self.cutter.restore(RowBlock.of_state(state["pending"], self.target.vocabulary))
+        if state["partial"] is not None:
+            self.partial = RowBlock.of_state(state["partial"], self.target.vocabulary)
         if self.published is not None and PORTABLE in same and state["published"] is not None:
             self.published.from_state(state["published"])
         watcher = self.watcher()

@@ -76,9 +76,9 @@ def donor_of(config_id: str, facts: Facts, learner: RlsLearner) -> Donor | None:
     a, b = learner.normal_equations()
     if not learner.started or not a.any():
         return None
-    features, beta = learner.features, learner.fit.beta[: len(b)]
+    features, beta = learner.features, learner.beta[: len(b)]
     statistics = statistics_of(learner, hidden=facts.get(HIDES_HITS) is True)
-    return Donor(config_id, dict(facts), features, a, b, beta, float(learner.fit.strata.n1.sum()), statistics)
+    return Donor(config_id, dict(facts), features, a, b, beta, float(learner.strata.n1.sum()), statistics)
 
 
 def matrix(system: System, target: Target, facts: Facts, names: Sequence[str]) -> tuple[tuple[str, ...], Floats] | None:

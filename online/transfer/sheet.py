@@ -214,14 +214,14 @@ def statistics_of(learner: RlsLearner, *, hidden: bool) -> SufficientStatistics 
 
     Phases belong to the stamps of one server: they are taken out at their estimate.
     """
-    kept = learner.fit.strata.points
+    kept = learner.strata.points
     if kept is None or learner.in_burn_in or not kept.rows.any():
         return None
     visited = kept.rows > 0.0
-    p, y = len(learner.features), learner.fit.p
+    p, y = len(learner.features), learner.p
     change = np.zeros((p + 2, y + 2))
     change[:p, :p], change[p:, y:] = np.eye(p), np.eye(2)
-    change[p, p:y] = -learner.fit.beta[p:y]
+    change[p, p:y] = -learner.beta[p:y]
     return cap_statistics(change @ kept.g[visited] @ change.T, kept.rows[visited], hidden=hidden)
 
 
@@ -341,7 +341,7 @@ class SheetPrior:
         if statistics is None:
             return None
         beta, _ = self._estimate(statistics)
-        own = statistics.lack_of_fit(learner.fit.beta[:p])
+        own = statistics.lack_of_fit(learner.beta[:p])
         return None if is_contradicted(statistics.lack_of_fit(beta), own) else self._published(statistics, vif, learned)
 
     def _estimate(self, statistics: SufficientStatistics | None) -> tuple[Floats, Floats]:

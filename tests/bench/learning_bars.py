@@ -165,7 +165,7 @@ def _frozen(rows: RowBlock, cut: int, end: int):
     state.learn(rows.slice(0, cut))
     state.flush()
     rest, model = Design.of(portable(STEP), rows.slice(cut, end)), state.models["portable"]
-    y, without = rest.elapsed_us, rest.x @ model.fit.beta[: len(model.features)]
+    y, without = rest.elapsed_us, rest.x @ model.beta[: len(model.features)]
     shaped = without * np.exp(model.log_factors(rest.cell))
     band = state.snapshot().interval
     pooled = (band.p10, band.p50, band.p90)

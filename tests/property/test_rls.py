@@ -34,7 +34,7 @@ def test_statistics_and_solve_equal_the_recursion_row_by_row(seed, p, n, forgets
             rows, one = slice(start, end), np.ones(end - start)
             lines = RowBlock.of_lines(np.ones((len(one), len(STEP_FEATURES))), one)
             block = dataclasses.replace(lines, weight=half_lives * HALF_LIFE_STEPS * one)
-            strata.learn(Design.of(portable(Target.STEP_TIME), block), z[rows], one, one)
+            strata.learn(Design.of(portable(Target.STEP_TIME), block), z[rows], one, one, one)
     g, free = strata.total(), np.ones(p, np.bool_)
     found = solve(g[:p, :p], g[:p, p], free, prior_precision=prior).beta
 

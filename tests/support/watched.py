@@ -39,7 +39,7 @@ class Watched:
         model, block = self.model, Design.of(self.model.features, rows)
         here = slice(self._at, self._at + len(block))
         if model.started:
-            predicted = block.x @ model.fit.beta[: block.x.shape[1]]
+            predicted = block.x @ model.beta[: block.x.shape[1]]
             self.slow[here] = np.abs(predicted / block.elapsed_us - 1)
             self.shaped[here] = np.abs(predicted * np.exp(model.log_factors(block.cell)) / block.elapsed_us - 1)
         self._learn(rows)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from online.blocks import CELLS, STRATA, Cutter, strata_of
+from online.blocks import CELLS, STRATA, rows_of_first_block, strata_of
 from online.features import build, custom, portable
 from online.features.columns import Column, FeatureSet
 from online.rows import STEP_FEATURES, RowBlock, Target
@@ -60,15 +60,13 @@ def test_a_set_that_could_only_fail_later_is_refused(columns):
 
 
 @pytest.mark.parametrize(
-    ("rows_max", "end_ns", "blocks", "left"),
-    [(4, [0] * 11, [[0] * 4, [0] * 4], 3), (100, [0, 3, 9, 10, 12, 25], [[0, 3, 9], [10, 12]], 1)],
+    ("rows_max", "end_ns", "sizes"),
+    [(4, [0] * 11, [4, 4, 0]), (100, [0, 3, 9, 10, 12, 25], [3, 2, 0])],
     ids=["at its row count", "before the row that is too late"],
 )
-def test_a_block_ends(rows_max, end_ns, blocks, left):
-    cutter = Cutter(rows_max, 10)
-    rows = RowBlock.of_lines(np.ones((len(end_ns), 1)), np.ones(len(end_ns)), end_ns=np.array(end_ns))
-    assert [block.end_ns.tolist() for block in cutter.push(rows)] == blocks
-    assert len(cutter) == left
+def test_a_block_ends(rows_max, end_ns, sizes):
+    at = np.cumsum([0, *sizes[:-1]])
+    assert [rows_of_first_block(np.array(end_ns[start:]), rows_max, 10) for start in at] == sizes
 
 
 def test_strata_and_cells_are_in_range_whatever_the_rows_hold():

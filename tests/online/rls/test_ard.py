@@ -29,7 +29,7 @@ def _rows(n, seed, used=None):
 
 def used(learner):
     """Names of the columns in use."""
-    return [name for name, on in zip(SET.names, learner.fit.passive, strict=False) if on]
+    return [name for name, on in zip(SET.names, learner.passive, strict=False) if on]
 
 
 def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
@@ -37,7 +37,7 @@ def test_columns_that_say_nothing_are_pruned_and_the_others_are_found():
     learn(learner, _rows(3000, 1))
     assert set(NAMES) <= set(used(learner))
     assert len(set(used(learner)) & set(NOISE_COLUMNS)) <= 1
-    found = learner.fit.beta[:4]
+    found = learner.beta[:4]
     assert np.allclose(found, BETA, rtol=0.03)
     pruned = [f for f in learner.snapshot().features if f.name not in used(learner)]
     assert len(pruned) >= 3
@@ -55,7 +55,7 @@ def test_a_donor_that_is_wrong_about_a_column_is_overruled_by_the_rows(features)
     """Relevance pulls to 0: pulled to the donor's mean, a pruned column would stay there for ever."""
     learner = RlsLearner(features, _donor_of(waiting=2000.0, sd=1000.0))
     learn(learner, _rows(4000, 7))
-    beta = learner.fit.beta
+    beta = learner.beta
     assert abs(beta[SET.names.index("waiting")]) < 20.0
     assert np.allclose(beta[:4], BETA, rtol=0.03)
     assert learner.snapshot().error.mape < 0.05

@@ -51,9 +51,7 @@ def test_after_a_restart_with_other_feature_sets_the_history_is_of_the_new_ones(
     assert len(view.coefficients) == len(view.stderrs) == len(view.features)
 
 
-LEARNER = SimpleNamespace(
-    started=True, fit=SimpleNamespace(beta=np.ones(2)), infer=lambda: SimpleNamespace(stderr=np.full(2, np.nan))
-)
+LEARNER = SimpleNamespace(started=True, beta=np.ones(2), infer=lambda: SimpleNamespace(stderr=np.full(2, np.nan)))
 """A learner whose error bars are not known."""
 
 

@@ -24,9 +24,9 @@ def test_twenty_rows_and_donors_predict_what_no_donor_was(target):
     prior = pool(PHYSICS, STEP, donors).prior(CONFIGS[target])
     learner, cold = (learner_of(PHYSICS, target, n=20, seed=50, prior=each) for each in (prior, None))
     rows, _ = rows_of(PHYSICS, target, 800, seed=60)
-    warm_error = _mape(learner.features, learner.fit.beta, rows)
+    warm_error = _mape(learner.features, learner.beta, rows)
     assert warm_error < 0.05
-    assert warm_error < _mape(cold.features, cold.fit.beta, rows) + 0.005
+    assert warm_error < _mape(cold.features, cold.beta, rows) + 0.005
 
 
 def test_donors_pool_to_the_fit_of_their_summed_statistics():

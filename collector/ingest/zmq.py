@@ -42,6 +42,8 @@ REOPEN_S = 1.0
 also how often connections that have ended are made anew."""
 HEARTBEAT_MS = 20_000
 """How often libzmq asks whether a publisher is still there, which may be gone without a word."""
+_GAP_MAX = 1_000_000
+"""A larger gap in a publisher's numbers is no loss: at a thousand steps a second it lasts for a quarter of an hour."""
 _RECONNECT_MS = 1_000
 _TURN_S = 0.01
 """How long a socket is read before others have the loop."""
@@ -254,7 +256,8 @@ class Subscriber(Generic[T]):
                 expected = self._expected.get((subscription.address, stream), 0)
                 self._expected[subscription.address, stream] = at + 1
                 # after a smaller number than expected it is a new start
-                counts[table.KV_MISSING,] += at - expected if at >= expected else at
+                missing = at - expected if at >= expected else at
+                counts[table.KV_MISSING,] += missing if missing < _GAP_MAX else 0
             accepted.append(read)
         counts[table.MESSAGES, feed.key, table.ACCEPTED] += len(accepted)
         with self._lock:

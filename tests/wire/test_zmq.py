@@ -242,13 +242,16 @@ def test_what_publishers_say_garbage_and_gaps_included_is_on_the_page(tmp_path, 
         body = payload(stored(2), ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7])
         for number in range(5):
             publisher.publish(body, lose=number in (2, 3))
+        publisher.pub.send_multipart(
+            [b"", (1 << 60).to_bytes(8, "big"), body]
+        )  # who makes up a number tells of no loss
         page = sidecar.http_port
-        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 3)
-        assert messages(sidecar, "kv", "accepted") == 3
+        eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 4)
+        assert messages(sidecar, "kv", "accepted") == 4
         assert {reason: messages(sidecar, "kv", reason) for reason in GARBAGE} == {"undecodable": 2, "invalid": 1}
         assert metric(page, "tracefit_kv_missing_messages_total") == 2
         assert metric(page, "tracefit_kv_unbound_publishers") == 1
-        assert metric(page, 'tracefit_kv_events_total{outcome="accepted"}') == 6
+        assert metric(page, 'tracefit_kv_events_total{outcome="accepted"}') == 8
 
 
 def test_steps_learned_beside_live_kv_events_carry_their_blocks(tmp_path, publisher):

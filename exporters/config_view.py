@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 from exporters.blis import BlisError, blis_coefficients
 from exporters.charts import courses, scatter, step_shares
 from exporters.what_if import LoadView
-from exporters.wording import TARGETS, Advice, advice_for, name_of
+from exporters.wording import STEP_TIME, TARGETS, Advice, advice_for, name_of
 from online import ConfigSnapshot, HistoryView, ModelSnapshot, TargetSnapshot
 from tracefit import Verdict
 
 View = dict[str, Any]
 """What a template lays out."""
 
-STEP_TIME = "step_time"
 _TITLE_FACTS = {"gpu": "", "tensor_parallel_size": "TP ", "quantization": "", "vllm_version": "vLLM "}
 
 

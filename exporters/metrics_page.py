@@ -3,6 +3,7 @@
 Every label value comes from a closed set, except ``config``, whose number is capped by the learner, and those of
 ``tracefit_config_info``, which has one series per configuration. What is not known is absent, never zero, never NaN.
 
+The time of a step has every family; what is said of other targets is in the snapshot, or the page would not fit.
 A configuration that would make the page too long is withheld, and its series are counted. Observed TTFT is
 QUEUED -> FIRST_TOKEN plus the learned means of what comes before and after, as in the predicted one.
 """
@@ -21,12 +22,10 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from exporters.what_if import Advisory, LoadView
-from exporters.wording import REPLICAS_SHOWN, US_PER_S, base_unit, printable
+from exporters.wording import REPLICAS_SHOWN, STEP_TIME, US_PER_S, base_unit, printable
 from online import ConfigSnapshot, Snapshot, TargetSnapshot
 
 NS_PER_S = 1e9
-STEP_TIME = "step_time"
-"""The target that has every family; what is said of the others is in the snapshot, or the page would not fit."""
 BUCKET, SUM, COUNT = "_bucket", "_sum", "_count"
 _API_TARGETS = ("api_queueing", "first_response")
 

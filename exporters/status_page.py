@@ -27,11 +27,11 @@ import jinja2
 from prometheus_client.registry import Collector
 
 from exporters import wording
-from exporters.config_view import STEP_TIME, ConfigVerdict, View, config_view
+from exporters.config_view import ConfigVerdict, View, config_view
 from exporters.pages import Request, Response, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
 from exporters.what_if import Advisory, identities_of, meant_config
-from exporters.wording import OTLP_PORT, Advice, count
+from exporters.wording import OTLP_PORT, STEP_TIME, Advice, count
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 

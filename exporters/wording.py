@@ -53,8 +53,10 @@ def base_unit(unit: str) -> tuple[str, float]:
 RATIO = "us/us"
 """Unit of a coefficient whose feature is a time, too."""
 
+STEP_TIME = "step_time"
+"""The target that most is said of."""
 TARGETS = {
-    "step_time": ("Step time", "one turn of vLLM's busy loop"),
+    STEP_TIME: ("Step time", "one turn of vLLM's busy loop"),
     "schedule_time": ("Scheduler time", "inside of schedule(), a part of the step"),
     "gpu_time": ("GPU time", "what the GPU needs of a step, without the host's gaps"),
     "api_queueing": ("API to queue", "in the API server before the engine has the request"),
@@ -270,7 +272,7 @@ def advice_for(config: ConfigSnapshot) -> list[Advice]:
         paragraphs.append(UNKNOWN_MODEL)
     if any(engine.instance.endswith(")") and " (pid " in engine.instance for engine in config.engines):
         paragraphs.append(SHARED_ID)
-    untimed_steps = config.telemetry in ("steps", "sampled") and "step_time" not in config.targets
+    untimed_steps = config.telemetry in ("steps", "sampled") and STEP_TIME not in config.targets
     if config.targets and untimed_steps and "block_size" not in config.config:
         paragraphs.append(NO_CONTEXT)
     alpha = _alpha_advice(config)

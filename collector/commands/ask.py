@@ -14,7 +14,7 @@ from collector.config import read_file, refuse_special, with_scheme
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
 from exporters.questions import Question, answer_question, counted, duration, significant, tree_of
 from exporters.snapshot_file import SNAPSHOT_NAME
-from exporters.wording import REASONS, STATUS, coefficient, estimate, percent, spread
+from exporters.wording import REASONS, STATUS, STEP_TIME, coefficient, estimate, percent, spread
 from tracefit import (
     Coefficient,
     Config,
@@ -180,9 +180,6 @@ def _step(step: TypicalStep) -> str:
     )
 
 
-_STEP_TIME = "step_time"
-
-
 def show(snapshot: Snapshot, which: str) -> Report:
     """Every configuration, or one; failed if none has coefficients that may be used."""
     try:
@@ -206,14 +203,14 @@ def shown_lines(config: Config, now_unix_nano: int, only: str = "") -> Iterator[
     if limits:
         yield f"  limits    {limits}"
     yield from _verdict_lines(config, now_unix_nano)
-    for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != _STEP_TIME, item[0])):
+    for name, target in sorted(config.targets.items(), key=lambda item: (item[0] != STEP_TIME, item[0])):
         for model in published(target) if name == only or not only else ():
             yield from _target_lines(name, target, model)
 
 
 def _verdict_lines(config: Config, now_unix_nano: int) -> Iterator[str]:
     """Usable or not and why, what changed of late, what its telemetry hides, and since when nobody sends."""
-    verdict, step = config.verdict, config.targets.get(_STEP_TIME)
+    verdict, step = config.verdict, config.targets.get(STEP_TIME)
     if verdict.usable and step is not None and step.mean_us is not None and verdict.error is not None:
         took = f"a step takes {duration(step.mean_us)} on average, the median error of predictions is"
         yield f"  verdict   {verdict.state}: {took} {percent(verdict.error)}"

@@ -34,7 +34,7 @@ from collector.runtime import EXIT_FAILED, EXIT_OK, Clock, StartError, print_std
 from collector.service import STATE_NAME
 from exporters.questions import read_plan
 from exporters.snapshot_file import SNAPSHOT_NAME
-from exporters.wording import estimate, percent
+from exporters.wording import STEP_TIME, estimate, percent
 from online import Floats
 
 from .ask import ask, published, shown_lines
@@ -298,7 +298,7 @@ class LearningTable:
 
     def add(self, when: str, configs: Iterable[tracefit.Config]) -> None:
         """Print what is new in the first configuration that has learned more."""
-        found = [published(each.targets["step_time"]) for each in configs if "step_time" in each.targets]
+        found = [published(each.targets[STEP_TIME]) for each in configs if STEP_TIME in each.targets]
         for model in [each[0] for each in found if each and each[0].rows > self._rows][:1]:
             self._rows = model.rows
             titles = _line("recorded", "rows", [each.name for each in model.coefficients], "error")
@@ -338,7 +338,7 @@ def conclude(path: Path, table: LearningTable, question: Mapping[str, float]) ->
     snapshot = tracefit.load(path)
     table.add("end", snapshot.configs)
     for config in snapshot.configs:
-        for line in shown_lines(config, snapshot.created_unix_nano, only="step_time"):
+        for line in shown_lines(config, snapshot.created_unix_nano, only=STEP_TIME):
             print_stdout(line)
     print_stdout("\nChats of {prompt} tokens in and {output} out, {itl:g}ms between tokens:".format(**question))
     report = ask(snapshot, read_plan(question))

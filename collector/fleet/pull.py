@@ -35,6 +35,7 @@ from collector.telemetry import PullOutcome
 from exporters.questions import counted
 from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_atomically, write_snapshot
 from exporters.status_page import FleetSource
+from exporters.wording import STEP_TIME
 from online import Bank, ConfigSnapshot, Snapshot, StateError
 from online.state import Lineage, LineageLedger, StateTooLargeError
 from online.transfer import HIDES_HITS
@@ -82,7 +83,6 @@ def merge_files(
 
 _TELEMETRY = "merged"
 """Quality of telemetry of merged states, which do not record it."""
-_STEP_TIME = "step_time"
 
 
 def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
@@ -90,7 +90,7 @@ def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
     configs = []
     for each in sorted(bank.configs()):
         targets = bank.targets(each)
-        facts, step = dict(bank.facts(each)), targets.get(_STEP_TIME)
+        facts, step = dict(bank.facts(each)), targets.get(STEP_TIME)
         configs.append(
             ConfigSnapshot(
                 config_id=each,
@@ -305,12 +305,10 @@ def report(pulled: Pulled) -> list[str]:
 def _held(snapshot: Snapshot) -> list[str]:
     """A line for each configuration."""
     lines = []
-    for each in snapshot.configs:
-        step = each.targets.get(_STEP_TIME)
-        rows = step.models[step.champion].rows if step is not None and step.champion in step.models else 0
-        replicas = len(step.replicas) if step is not None else 0
-        model = each.config.get("model", "unknown model")
-        lines.append(f"{each.config_id}  {model}: {rows:,} step rows" + (f", {replicas} engines" if replicas else ""))
+    for each, known in zip(snapshot.configs, tracefit.load(snapshot.to_json()).configs, strict=True):
+        step = each.targets.get(STEP_TIME)
+        engines = f", {len(step.replicas)} engines" if step is not None and step.replicas else ""
+        lines.append(f"{each.config_id}  {known.name}: {known.verdict.rows:,} step rows{engines}")
     return lines
 
 
@@ -324,4 +322,4 @@ def complaints(pulled: Pulled) -> list[str]:
 def _odd(snapshot: Snapshot) -> list[str]:
     """Replicas that differ."""
     configs = tracefit.load(snapshot.to_json()).configs
-    return [f"warning: {each.config_id} step_time: {odd.text}" for each in configs for odd in each.verdict.outliers]
+    return [f"warning: {each.config_id} {STEP_TIME}: {odd.text}" for each in configs for odd in each.verdict.outliers]

@@ -87,14 +87,10 @@ async def fetch_states(
     free, client = asyncio.Semaphore(CONNECTIONS), HttpClient(TIMEOUT_S)
 
     async def fetch(place: Place, file: Path) -> Path | FleetSource:
-        found = place if isinstance(place, FleetSource) else await take(place, file)
+        async with free:
+            found = place if isinstance(place, FleetSource) else await _fetch(client, place, file, token)
         done(1)
         return found
-
-    async def take(place: StateSource, file: Path) -> Path | FleetSource:
-        async with free:
-            refused = await _fetch(client, place, file, token)
-        return FleetSource(place.name, *refused) if refused else file
 
     try:
         return await asyncio.gather(*(fetch(place, directory / str(number)) for number, place in enumerate(places)))
@@ -104,23 +100,23 @@ async def fetch_states(
 
 async def _fetch(
     client: HttpClient, place: StateSource, file: Path, token: Callable[[], str | None]
-) -> tuple[PullOutcome, str] | None:
-    """Bring one state here; return the reason if that fails."""
+) -> Path | FleetSource:
+    """Bring one state here, or say why that fails."""
     try:
         if place.page is None:
             shutil.copyfile(place.name, file)  # as it is now, whatever its sidecar writes meanwhile
-            return None
+            return file
         url, address = place.page
         with file.open("wb") as body:
             await client.get(url, body, STATE_BYTES_MAX, token=token() or "", address=address)
     except FetchError as error:
-        if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            return PullOutcome.NOTHING_YET, str(error)
+        is_young = error.status == HTTPStatus.SERVICE_UNAVAILABLE
         meant = "; is pages_state on there?" if error.status == HTTPStatus.NOT_FOUND else ""
-        return PullOutcome(error.outcome), f"{error}{meant}"
+        outcome = PullOutcome.NOTHING_YET if is_young else PullOutcome(error.outcome)
+        return FleetSource(place.name, outcome, f"{error}{meant}")
     except (OSError, StartError) as error:
-        return PullOutcome.UNREACHABLE, sentence(error)
-    return None
+        return FleetSource(place.name, PullOutcome.UNREACHABLE, sentence(error))
+    return file
 
 
 # --- recordings -------------------------------------------------------------------------------------------------------

@@ -31,7 +31,6 @@ from online.features.sheets import (
     find,
     hardware_sheets,
     quantized,
-    sheet_of,
 )
 
 from .experts import Fact, experts_by_name
@@ -351,8 +350,3 @@ def _with_dtype(arch: Mapping[str, Fact], facts: EngineFacts) -> dict[str, Fact]
     if isinstance(method, str) and method not in _NOT_QUANTIZED and "weight_quantization" not in out:
         out |= quantized(method, bytes_by_name(method))
     return out
-
-
-def cannot_derive(facts: Mapping[str, Fact]) -> tuple[str, ...]:
-    """What is missing for the systems that need a sheet; nothing when they can be used."""
-    return sheet_of(facts)[1]

@@ -22,7 +22,7 @@ from collector.decode import Export, Telemetry, decode_exports
 from collector.decode.fpm import ForwardPass
 from collector.decode.kv import KvBatch
 from collector.decode.pages import ScrapedPage
-from collector.identity import ConfigResolver, Fact, FactSource, cannot_derive, unknown_experts
+from collector.identity import ConfigResolver, Fact, FactSource, unknown_experts
 from collector.join import (
     ConfigKeyChanged,
     ConfigReplaced,
@@ -56,6 +56,7 @@ from online import (
     TargetSnapshot,
     check_settings,
 )
+from online.features.sheets import sheet_of
 from online.state import LEARNERS, Tree, part_of_tree
 from online.transfer import HIDES_HITS
 
@@ -331,7 +332,7 @@ class Pipeline:
             config_id=config_id,
             config=facts | sampling,
             sources=sources | dict.fromkeys(measured, FactSource.TELEMETRY.label),
-            cannot_derive=list(cannot_derive(facts)),
+            cannot_derive=list(sheet_of(facts)[1]),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,

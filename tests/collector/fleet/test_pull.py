@@ -49,7 +49,7 @@ def test_a_directory_of_states_becomes_one_file_per_configuration(directory, sta
     code, said, noted = pulled([directory], tmp_path / "fleet")
     assert code == 0
     assert said[0] == "6 sources: 6 merged"
-    assert said[1].startswith("0f3c52aa9b1e  llama: 3,000 step rows, 5 engines")
+    assert said[1].startswith("0f3c52aa9b1e  llama on H100, TP 1: 3,000 step rows, 5 engines")
     (warning,) = noted
     assert warning.startswith("warning: 0f3c52aa9b1e step_time: engine 'engine-slow' takes 1.299 ± 0.0")
     whole = Snapshot.from_json((tmp_path / "fleet" / "snapshot.json").read_bytes())

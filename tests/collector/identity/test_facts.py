@@ -10,9 +10,9 @@ from collector.identity.resolver import (
     ConfigResolver,
     EngineFacts,
     FactSource,
-    cannot_derive,
     config_id,
 )
+from online.features.sheets import sheet_of
 from tests.support.sheet_cases import DENSE, GQA
 
 
@@ -44,7 +44,7 @@ def test_rules_files_and_sheets_complete_what_telemetry_says(model_file):
     assert (facts.get("num_key_value_heads"), facts.get("memory_bandwidth_gb_s")) == (2, 300.0)
     told = {"tensor_parallel_size": "resource", "gpu": "rules", "hidden_size": "model_file", "sm_count": "sheet"}
     assert told.items() <= facts.sources().items()
-    assert cannot_derive(facts.as_dict()) == ()
+    assert sheet_of(facts.as_dict())[1] == ()
 
 
 def test_quoted_facts_of_a_rule_are_read_as_attributes_are():

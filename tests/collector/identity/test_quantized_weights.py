@@ -6,8 +6,9 @@ import re
 import pytest
 
 from collector.config import Config, Rule
-from collector.identity import ConfigResolver, EngineFacts, cannot_derive
+from collector.identity import ConfigResolver, EngineFacts
 from online.bank import Bank
+from online.features.sheets import sheet_of
 from tests.support.sheet_cases import GQA
 
 MODEL = GQA | {"hidden_size": 512, "num_attention_heads": 8, "num_hidden_layers": 8, "torch_dtype": "bfloat16"}
@@ -83,13 +84,13 @@ def rows(table):
 def test_a_weight_has_the_bytes_that_config_json_the_file_beside_it_or_the_engine_says(tmp_path, size, said):
     facts = known(tmp_path, said)
     assert (facts["weight_element_bytes"], facts["element_bytes"]) == (float(size), 2.0)
-    assert cannot_derive(facts) == ()
+    assert sheet_of(facts)[1] == ()
 
 
 @pytest.mark.parametrize(("named", "said"), rows(UNKNOWN))
 def test_an_unknown_method_gives_no_bound_and_says_so(tmp_path, named, said):
     facts = known(tmp_path, said)
-    assert cannot_derive(facts) == (f"bytes of a weight (quantization '{named}' is not known here)",)
+    assert sheet_of(facts)[1] == (f"bytes of a weight (quantization '{named}' is not known here)",)
     assert prior_prediction(facts) is None
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from collector.config import Config
 from collector.decode import Telemetry, is_here
-from collector.identity import EngineFacts, Fact, config_id
+from collector.identity import EngineFacts, Fact
 from collector.join.api_queueing import ApiQueueing
 from collector.telemetry import Counts, JoinEvent, RowDrop, table
 from online import EngineSnapshot, Quality, RowBlock, Target
@@ -70,6 +70,7 @@ class Emitter(abc.ABC):
         liveness: whether more is expected of it.
         is_changed: telemetry came since its rows were last taken.
         times_steps: whether it tells how long steps take, and not only for how long the GPU was busy.
+        is_never_late: whether its events bear their time of arrival, so that none can be late.
         duplicate_of: another emitter that tells more of the same engine, and to whose configuration this one belongs.
     """
 
@@ -83,7 +84,7 @@ class Emitter(abc.ABC):
         self.config_id = self.server = ""
         self.machine: str | None = None
         self.begun_unix_ns = self.newest_unix_ns = self.last_seen_unix_ns = 0
-        self.liveness, self.is_changed, self.times_steps = Liveness.LIVE, True, True
+        self.liveness, self.is_changed, self.times_steps, self.is_never_late = Liveness.LIVE, True, True, False
         self.duplicate_of: Emitter | None = None
 
     @property
@@ -116,11 +117,6 @@ class Emitter(abc.ABC):
     def safe_unix_ns(self) -> int:
         """No row that will come ends before this wall clock time."""
         return self.newest_unix_ns
-
-    @property
-    def is_never_late(self) -> bool:
-        """Whether its events bear their time of arrival, so that none can be late."""
-        return False
 
     @property
     @abc.abstractmethod
@@ -190,11 +186,6 @@ def facts_of(emitters: Iterable[Emitter]) -> dict[str, Fact]:
 def quality_of(emitters: Iterable[Emitter]) -> Quality:
     """Quality of the telemetry from which a configuration's steps are known."""
     return min((emitter.quality for emitter in emitters if emitter.times_steps), default=Quality.FPM)
-
-
-def config_id_of(emitter: Emitter) -> str:
-    """Id of the configuration that should learn from it, by its facts so far."""
-    return config_id(emitter.identity)
 
 
 def replaced_configs(by_config: Mapping[str, Sequence[Emitter]], late_ns: int) -> dict[str, str]:

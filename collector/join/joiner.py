@@ -11,7 +11,7 @@ event times tell it.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, MutableMapping
 from itertools import groupby
 from operator import attrgetter
@@ -23,13 +23,13 @@ from collector.config import Config
 from collector.decode import Telemetry, latest_unix_ns
 from collector.decode.fpm import ForwardPass
 from collector.decode.pages import ScrapedPage
-from collector.identity import ConfigResolver, FactSource
+from collector.identity import ConfigResolver, FactSource, config_id
 from collector.join.inferred import ApiProcess, KvSources
 from collector.join.pages import PageEngine, PageEngines, keys_of
 from collector.telemetry import Counts, JoinEvent, table
 
 from .checkpoint import EmitterCheckpoint, JoinCheckpoint
-from .emitter import Emitter, Key, Liveness, config_id_of, facts_of, newest_unix_ns, quality_of
+from .emitter import Emitter, Key, Liveness, facts_of, newest_unix_ns, quality_of
 from .engine import Engine
 from .events import ConfigKeyChanged, ConfigReplaced, ConfigUpdated, Event, RowQueue
 from .passes import PassEngine
@@ -62,9 +62,9 @@ class Joiner:
         self._idle_ns = int(settings.idle_timeout_s * 1e9)
         self._over_ns = max(self._idle_ns, settings.timeout_ns)
         self.resolver = resolver or ConfigResolver(settings)
-        self.engines: OrderedDict[Key, Engine] = OrderedDict()
-        self.api_processes: OrderedDict[Key, ApiProcess] = OrderedDict()
-        self.pass_engines: OrderedDict[Key, PassEngine] = OrderedDict()
+        self.engines: dict[Key, Engine] = {}
+        self.api_processes: dict[Key, ApiProcess] = {}
+        self.pass_engines: dict[Key, PassEngine] = {}
         self.pages = PageEngines(settings)
         self._kinds: dict[type[Emitter], MutableMapping[Key, Any]] = {
             Engine: self.engines,
@@ -167,7 +167,7 @@ class Joiner:
 
     def _replace_config(self, engine: Engine) -> None:
         """End the engine's configuration with its last rows, and start another from it: the server has changed."""
-        old, new = engine.config_id, config_id_of(engine)
+        old, new = engine.config_id, config_id(engine.identity)
         if not old or old == new:
             return
         engine.liveness = Liveness.OVER
@@ -247,7 +247,7 @@ class Joiner:
 
     def _advance(self, emitter: Emitter) -> None:
         """Queue its rows under its configuration; a fact learned later renames that, and its state stays."""
-        before, now = emitter.config_id, config_id_of(emitter)
+        before, now = emitter.config_id, config_id(emitter.identity)
         emitter.config_id = now
         if before not in ("", now) and all(one.config_id != before for one in self.emitters):
             self.rows.rename(before, now)
@@ -289,11 +289,11 @@ class Joiner:
     def _describe(self) -> list[ConfigUpdated]:
         """Events for configurations of which something has changed."""
         before, self._described, described = self._described, {}, []
-        for config_id, own in sorted(self.emitters_by_config().items()):
+        for name, own in sorted(self.emitters_by_config().items()):
             quality = quality_of(own)
-            known = self._described[config_id] = quality, *((one.instance, one.facts.version) for one in own)
-            if before.get(config_id) != known:
-                described.append(ConfigUpdated(config_id, facts_of(own), quality))
+            known = self._described[name] = quality, *((one.instance, one.facts.version) for one in own)
+            if before.get(name) != known:
+                described.append(ConfigUpdated(name, facts_of(own), quality))
         return described
 
     # --- what is held -------------------------------------------------------------------------------------------------

@@ -40,15 +40,11 @@ class PassEngine(Emitter):
     def __init__(self, instance: str, recording: str, number: int, settings: Config) -> None:
         super().__init__(instance, recording, number, settings)
         self.times_steps = False
+        self.is_never_late = not recording  # records of a file bear the time at which they were observed
         self._last = -1
         self._passed_unix_ns = 0
         self._passes: defaultdict[Target, list[ForwardPass]] = defaultdict(list)
         self._warm_ups: defaultdict[Target, WarmUp] = defaultdict(lambda: WarmUp(settings.warm_up_rows))
-
-    @property
-    def is_never_late(self) -> bool:
-        """Live records bear the time of their arrival; those of a file, when they were observed."""
-        return not self.recording
 
     @property
     def last_step(self) -> int:

@@ -216,8 +216,12 @@ class EngineProcess:
             self._decide_scheduling(*overlaps(self._view(first, stop)), waited=waited)
         if self.scheduling is Scheduling.UNKNOWN and self.has_journeys:
             return
-        view = self._view(first, stop)
-        final = first + (self._told_steps(view, liveness) if liveness else self._final_steps(view))
+        view, settings, now_unix_ns = self._view(first, stop), self._settings, self.event_unix_ns
+        if liveness:
+            final = first + self._told_steps(view, liveness)
+        else:
+            by_kv = self.kv is not None
+            final = first + final_steps(view, settings, now_unix_ns, by_journeys=self.has_journeys, by_kv=by_kv)
         self._pass_blocks(final, liveness)
         if liveness is Liveness.OVER and final < window.newest_step:
             self._engine.count(RowDrop.INCOMPLETE)
@@ -237,13 +241,6 @@ class EngineProcess:
             engine.count(JoinEvent.MISSING, max(base - (self.calibrated_step or base), 0))
             engine.count(RowDrop.RESTART)
             self.emitted_step, self.calibrated_step = 0, base
-
-    def _final_steps(self, view: StepView) -> int:
-        """How many of these steps, from the first on, are final."""
-        settings, now_unix_ns = self._settings, self.event_unix_ns
-        return final_steps(
-            view, by_journeys=self.has_journeys, by_kv=self.kv is not None, now_unix_ns=now_unix_ns, settings=settings
-        )
 
     def _told_steps(self, view: StepView, liveness: Liveness) -> int:
         """How many of these steps, from the first on, are used for an idle engine; for one that is over, one more.
@@ -293,7 +290,7 @@ class EngineProcess:
         stamps, sampled = best_stamps(view), calibration.missing_step_scale != 1.0
         if self.has_summaries and sampled:
             # Journey stamps pick intervals around the requests that are traced: scaled up, those would count too much.
-            stamps = stamps.take(stamps.kind == START)
+            stamps = Stamps(*(column[stamps.kind == START] for column in stamps))
         known = view.seen | (trusted_missing_steps(view, sampled=sampled) & self.has_journeys)
         self._add_rows(first, view, step_features(view, calibration), stamps, known)
 

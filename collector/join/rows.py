@@ -43,10 +43,6 @@ class Stamps(NamedTuple):
     kind: Ints
     begin_ns: Ints
 
-    def take(self, chosen: Mask) -> Stamps:
-        """The stamps of the chosen boundaries."""
-        return Stamps(*(column[chosen] for column in self))
-
     @property
     def elapsed_ns(self) -> Ints:
         """From each stamp to the next one, shape (len(step) - 1,)."""

@@ -242,9 +242,8 @@ def test_what_publishers_say_garbage_and_gaps_included_is_on_the_page(tmp_path, 
         body = payload(stored(2), ["TransferInitiated", 1, "r", "GPU", "CPU", 8, 7])
         for number in range(5):
             publisher.publish(body, lose=number in (2, 3))
-        publisher.pub.send_multipart(
-            [b"", (1 << 60).to_bytes(8, "big"), body]
-        )  # who makes up a number tells of no loss
+        made_up = (1 << 60).to_bytes(8, "big")
+        publisher.pub.send_multipart([b"", made_up, body])
         page = sidecar.http_port
         eventually(lambda: metric(page, 'tracefit_kv_batches_total{outcome="accepted"}') == 4)
         assert messages(sidecar, "kv", "accepted") == 4

@@ -66,15 +66,15 @@ def neighbours(seen: Mask) -> tuple[Ints, Ints]:
     return before, np.where(after == len(seen), -1, after)
 
 
-def final_steps(view: StepView, *, by_journeys: bool, by_kv: bool, now_unix_ns: int, settings: Config) -> int:
+def final_steps(view: StepView, settings: Config, now_unix_ns: int, *, by_journeys: bool, by_kv: bool) -> int:
     """How many of these steps, from the first on, are final.
 
     Args:
         view: steps in order.
+        settings: ``allowed_lateness_s`` and ``join_timeout_s``.
+        now_unix_ns: the newest event.
         by_journeys: whether a step's context comes from its journeys.
         by_kv: whether block moves are told by KV events, which may come late.
-        now_unix_ns: the newest event.
-        settings: ``allowed_lateness_s`` and ``join_timeout_s``.
     """
     seen, unix_ns, cells = view.seen, view.steps["unix_ns"].copy(), view.cells
     on_time_unix_ns = now_unix_ns - settings.lateness_ns

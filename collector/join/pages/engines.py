@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import urllib.parse
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -153,7 +153,7 @@ class PageEngines:
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
-        self.by_key: OrderedDict[Key, PageEngine] = OrderedDict()
+        self.by_key: dict[Key, PageEngine] = {}
 
     @property
     def completeness(self) -> float:

@@ -69,7 +69,6 @@ from collector.runtime import (
     set_log_level,
 )
 from exporters import questions
-from tracefit import BadInputError
 
 if TYPE_CHECKING:
     from tracefit import Snapshot
@@ -101,10 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = tracefit.main(argv, "tracefit", standalone_mode=False)
     except click.UsageError as error:
         sentence, code = describe_usage_error(error), EXIT_USAGE
-    except BadInputError as error:
-        sentence, code = f"usage error: --{error.parameter.replace('_', '-')}: {error.problem}", EXIT_USAGE
     except ConfigError as error:
-        sentence, code = str(error), EXIT_USAGE if error.key.startswith("--") else EXIT_CONFIG
+        sentence, code = str(error), EXIT_CONFIG
     except StartError as error:
         sentence, code = f"error: {error}", EXIT_FAILED
     except UnicodeEncodeError as error:

@@ -16,9 +16,10 @@ from typing import Any
 
 import click
 
-from collector.config import ENV_FILE, PROFILES, Config, is_endpoint, is_page_url, load, suggestion
+from collector.config import ENV_FILE, PROFILES, Config, ConfigError, is_endpoint, is_page_url, load, suggestion
 from collector.runtime import print_stderr, print_stdout
 from exporters.questions import READERS, Parameter, as_json
+from tracefit import BadInputError
 
 from . import Report
 
@@ -147,6 +148,17 @@ class Command(click.Command):
         except click.UsageError as error:
             error.ctx = error.ctx or ctx
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run it; an option whose value makes no sense is a wrong usage, whoever finds it."""
+        try:
+            return super().invoke(ctx)
+        except BadInputError as error:
+            raise click.UsageError(f"--{error.parameter.replace('_', '-')}: {error.problem}", ctx) from None
+        except ConfigError as error:
+            if not error.key.startswith("--"):
+                raise
+            raise click.UsageError(f"{error.key}: {error.problem}", ctx) from None
 
 
 class Group(Command, click.Group):

@@ -66,7 +66,7 @@ class ConfigError(Exception):
         choice = _NOT_ONE_OF.search(problem)
         if choice is not None:
             problem += suggestion(choice["word"], choice["known"].split(", "))
-        super().__init__(f"{'usage' if key.startswith('--') else 'config'} error: {key}: {problem}")
+        super().__init__(f"config error: {key}: {problem}")
         self.key = key
         self.problem = problem
 

@@ -115,7 +115,7 @@ class Bank:
         """
         if not len(rows):
             return Counter()
-        if not self._has_place(config_id, int(rows.end_ns.max())):
+        if not self._make_place(config_id, int(rows.end_ns.max())):
             return Counter({RowOutcome.LIMIT_EXCEEDED: len(rows)})
         state = self._target(config_id, target)
         outcome = state.learn(rows)
@@ -127,8 +127,8 @@ class Bank:
                     self._known[config_id].lineage.record(engines[number], rows.end_ns[rows.engine == number])
         return outcome
 
-    def _has_place(self, config_id: str, unix_ns: int) -> bool:
-        """Whether the configuration has a place, after an idle one was evicted for it if need be."""
+    def _make_place(self, config_id: str, unix_ns: int) -> bool:
+        """Evict an idle configuration if this one needs its place; whether it has one now."""
         long_ago_ns = unix_ns - IDLE_NS
         if not self._get(config_id).learned and len(taken := self.configs()) >= self.settings.configs_max:
             silent = [each for each in taken if self._known[each].last_seen_ns < long_ago_ns]

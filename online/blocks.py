@@ -105,7 +105,7 @@ def rows_of_first_block(end_ns: Ints, block_rows: int, block_ns: int) -> int:
     return int(late[0]) if len(late) else block_rows * (len(end_ns) >= block_rows)
 
 
-def measurements(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:
+def learnable_rows(rows: RowBlock, sets: Collection[FeatureSet]) -> tuple[RowBlock, Counter[RowOutcome]]:
     """Select the rows that can be learned, and count what became of each row; one that no set can evaluate is left out.
 
     Infinite raw values become NaN, which stands for unknown.

@@ -60,16 +60,14 @@ Kuh and Welsch, Regression Diagnostics (1980).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
 from online.constants import ERROR_MAX, LACK_OF_FIT, MEMORY_ROWS, NOISE_ROWS, START_ROWS, TINY, TINY_US
-from online.features import Column
 from online.rows import Floats, Ints, Quality
 from online.shapes import shrinkage
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
@@ -316,15 +314,16 @@ def _judge(result: InferenceResult, learner: RlsLearner, share: Floats, excitati
 # ------------------------------------------------------------------- as published
 
 
-def as_published(columns: Sequence[Column], beta: Floats, means: Floats, result: InferenceResult) -> dict[str, Any]:
-    """Keys of a model's snapshot: columns with evidence or a prior; beta and means are theirs, then others'."""
+def as_published(learner: RlsLearner) -> ModelSnapshot:
+    """The model as published; columns without evidence and without a prior are left out. It needs a first fit."""
+    result, means, columns = learner.infer(), learner.sums / learner.sums[-1], learner.features.columns
     published = [j for j in range(len(columns)) if result.status[j] != _ABSENT]
     stderr = result.stderr
     features = [
         FeatureSnapshot(
             name=columns[j].name,
             unit=columns[j].unit,
-            coefficient=float(beta[j]),
+            coefficient=float(learner.beta[j]),
             status=result.status[j],
             reason=result.reason[j],
             stderr=None if result.vif[j] > VIF_MAX and result.status[j] != "prior_only" else float(stderr[j]),
@@ -334,8 +333,14 @@ def as_published(columns: Sequence[Column], beta: Floats, means: Floats, result:
         )
         for j in published
     ]
-    covariance = result.covariance[np.ix_(published, published)].tolist()
-    return {"features": features, "condition_number": result.condition, "covariance": covariance}
+    return ModelSnapshot(
+        features=features,
+        rows=learner.rows,
+        effective_rows=learner.strata.effective_rows(),
+        error=learner.error.snapshot(),
+        condition_number=result.condition,
+        covariance=result.covariance[np.ix_(published, published)].tolist(),
+    )
 
 
 def doubt_identified(model: ModelSnapshot, doubt: Reason | None) -> ModelSnapshot:

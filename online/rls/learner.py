@@ -344,11 +344,4 @@ class RlsLearner(Stateful):
 
     def snapshot(self) -> ModelSnapshot | None:
         """The model as published; None before the first fit."""
-        if not self.started:
-            return None
-        return ModelSnapshot(
-            rows=self.rows,
-            effective_rows=self.strata.effective_rows(),
-            error=self.error.snapshot(),
-            **as_published(self.features.columns, self.beta, self.sums / self.sums[-1], self.infer()),
-        )
+        return as_published(self) if self.started else None

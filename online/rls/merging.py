@@ -275,8 +275,7 @@ def _sum(replicas: Sequence[Replica], counts: Mask) -> Replica:
 
 def _ratios(replicas: Sequence[Replica], others: Sequence[Replica], of_prefill: Mask | None) -> Apart:
     """R and sqrt v of each by rows, against its others, as if none differed."""
-    none = np.zeros(len(others[0].b), np.bool_)
-    beta = [solve(each.a, each.b, none).beta for each in others]
+    beta = [solve(each.a, each.b).beta for each in others]
     contrast = [Contrast.of(*each) for each in zip(replicas, others, strict=True)]
     ratios = np.array([each.log_ratio(b, of_prefill) for each, b in zip(contrast, beta, strict=True)])
     return Apart(ratios[:, 0], ratios[:, 1], np.zeros(len(replicas), np.bool_), beta, contrast)

@@ -99,12 +99,12 @@ class Solution:
 def solve(
     a: Floats,
     b: Floats,
-    free: Mask,
+    free: Mask | bool = False,
     *,
     prior_precision: Floats | float = 0.0,
     prior_mean: Floats | float = 0.0,
 ) -> Solution:
-    """Minimise the quadratic above; ``free`` columns (p,) may be negative."""
+    """Minimise the quadratic above; columns may be negative where ``free``, (p,)."""
     diagonal, right = a.diagonal() + prior_precision, b + prior_precision * prior_mean
     live = diagonal > TINY
     on, beta, passive = live.nonzero()[0], np.zeros(len(b)), live.copy()
@@ -112,7 +112,7 @@ def solve(
     c = a[on[:, None], on] * scale
     c *= scale[:, None]
     c.flat[:: len(on) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
-    z, passive[on] = _pivot(c, right[on] * scale, free[on])
+    z, passive[on] = _pivot(c, right[on] * scale, np.broadcast_to(free, live.shape)[on])
     beta[on] = z * scale
     return Solution(beta, passive, live)
 

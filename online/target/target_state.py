@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from online.blocks import Design, measurements, rows_of_first_block
-from online.change import Change
+from online.blocks import Design, learnable_rows, rows_of_first_block
 from online.constants import APART, ENGINES_MAX, MEMORY_ROWS, NOISE_ROWS, PREFERENCE, WORTH
 from online.errors import Residuals
 from online.features import PORTABLE, FeatureSet
@@ -96,7 +95,7 @@ class TargetState(Stateful):
 
     def learn(self, rows: RowBlock) -> Counter[RowOutcome]:
         """Learn every block that these rows complete; what became of the rows."""
-        good, outcome = measurements(rows, [model.features for model in self.models.values()])
+        good, outcome = learnable_rows(rows, [model.features for model in self.models.values()])
         self.received += len(rows)
         self.timeless += int(np.count_nonzero(rows.elapsed_us == 0.0))
         if not len(good):
@@ -130,19 +129,18 @@ class TargetState(Stateful):
             if model is watcher:
                 change = model.change
                 shaped = None if log_ratio is None else log_ratio - log_factors
-                self._learn_published(block, shaped, change, int(rows.end_ns[-1]))
+                self._learn_published(model, block, shaped, int(rows.end_ns[-1]))
             if log_ratio is not None and model.features.name == self.champion:
                 self.residuals.learn(log_ratio)
             for other in self.river.values():
                 if other.features is model.features:
                     other.learn(block)
 
-    def _learn_published(self, block: Design, log_ratio: Floats | None, change: Change | None, end_ns: int) -> None:
-        """What is published and shown learns rows of ``portable``, and log(y / (x beta F)) of them, (n,)."""
-        watcher = self.watcher()
+    def _learn_published(self, watcher: RlsLearner, block: Design, log_ratio: Floats | None, end_ns: int) -> None:
+        """What is published and shown learns rows that the watcher has learned, by log(y / (x beta F)), (n,)."""
         if self.published is not None:
-            self.published.learn(block, log_ratio, change)
-        if self.target is Target.STEP_TIME and watcher is not None:
+            self.published.learn(block, log_ratio, watcher.change)
+        if self.target is Target.STEP_TIME:
             self.history = self.history or StepHistory(watcher.features.names)
             self.history.learn(block, log_ratio)
             self.history.record(end_ns, watcher)

@@ -33,7 +33,6 @@ from online.rows import Floats, Target
 
 from .sheet import (
     HIDES_HITS,
-    HierarchicalPrior,
     SheetPrior,
     SufficientStatistics,
     shared_overheads,
@@ -135,8 +134,7 @@ def pool(system: System, target: Target, donors: Sequence[Donor]) -> Pooled | No
         return None
     a = np.sum([m.T @ donor.a @ m for donor, m in used], axis=0)
     b = np.sum([m.T @ donor.b for donor, m in used], axis=0)
-    none = np.zeros(len(names), np.bool_)
-    return Pooled(system, target, names, solve(a, b, none).beta, used)
+    return Pooled(system, target, names, solve(a, b).beta, used)
 
 
 def priors_of(donors: Sequence[Donor]) -> Priors:
@@ -153,7 +151,7 @@ class DonorPool:
 
     def __init__(self) -> None:
         self._donors: list[Donor] = []
-        self._populations: dict[str, HierarchicalPrior] = {}
+        self._populations: dict[str, Prior] = {}
 
     def add(self, donors: Sequence[Donor]) -> None:
         """Add donors; beyond the bound the oldest configurations are dropped."""
@@ -171,7 +169,7 @@ class DonorPool:
         known = next((each for each in own if each is not None and terms.fits(each)), None)
         return SheetPrior(terms, self._population("" if known is None else config_id), known)
 
-    def _population(self, without: str) -> HierarchicalPrior:
+    def _population(self, without: str) -> Prior:
         if without not in self._populations:
             told = [(terms_of(d.facts), d.statistics) for d in self._donors if d.config_id != without]
             self._populations[without] = shared_overheads(

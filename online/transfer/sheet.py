@@ -70,7 +70,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -79,7 +78,7 @@ from online.blocks import Design, median_of
 from online.constants import GEMM_EFFICIENCY, LACK_OF_FIT, MAD_TO_SD, SURE_SD, TENTH, TINY, TINY_US, VALUE_MAX
 from online.features import PORTABLE, Column, Facts, experts_in, portable, share_touched
 from online.features.sheets import sheet_of
-from online.rls import IDENTIFIED_ERROR, VIF_MAX, RlsLearner, bisquare, is_contradicted, points_of, solve
+from online.rls import IDENTIFIED_ERROR, VIF_MAX, Prior, RlsLearner, bisquare, is_contradicted, points_of, solve
 from online.rows import Floats, Mask, Target
 from online.snapshot import FeatureSnapshot, IntervalSnapshot, ModelSnapshot, Reason, TargetSnapshot
 
@@ -189,9 +188,9 @@ def cap_statistics(sums: Floats, rows: Floats, *, hidden: bool) -> SufficientSta
     sums, rows = sums[seen] / squares[seen, None, None], rows[seen]
     if hidden:
         sums[:, PREFILL], sums[:, :, PREFILL] = 0.0, 0.0
-    points, known, none = sums[:, : p + 1, : p + 1], rows / (1.0 + rows), np.zeros(p, np.bool_)
+    points, known = sums[:, : p + 1, : p + 1], rows / (1.0 + rows)
     total = np.einsum("k,kij->ij", known, points)
-    sigma = max(LACK_OF_FIT, _lack_of_fit(points, known, solve(total[:p, :p], total[:p, p], none).beta))
+    sigma = max(LACK_OF_FIT, _lack_of_fit(points, known, solve(total[:p, :p], total[:p, p]).beta))
     weight, means = known / sigma**2, points[:, p, :p]
     c = np.linalg.solve(np.eye(len(weight)) + weight[:, None] * _levels(sums), np.diag(weight))
     a = np.einsum("k,kij->ij", weight, points[:, :p, :p]) - means.T @ (np.diag(weight) - c) @ means
@@ -248,17 +247,8 @@ def statistics_of_burn_in(
 # ------------------------------------------------------------------------ estimates
 
 
-class HierarchicalPrior(NamedTuple):
-    """Overheads as models share them, q and e: mean (7,) and sd (7,) of one more model's."""
-
-    mean: Floats
-    sd: Floats
-
-
-def estimate(
-    terms: SheetTerms, statistics: Sequence[SufficientStatistics], prior: HierarchicalPrior
-) -> tuple[Floats, Floats]:
-    """Theta, q and e, (7,), by statistics and a prior, and their covariance (7, 7); without any the prior itself."""
+def estimate(terms: SheetTerms, statistics: Sequence[SufficientStatistics], prior: Prior) -> tuple[Floats, Floats]:
+    """Theta, q and e, (7,), and their covariance (7, 7), by statistics and a prior; without any the prior itself."""
     has, m = terms.has, terms.matrix
     mean = np.where(has, prior.mean, 0.0)
     if not statistics:
@@ -266,20 +256,19 @@ def estimate(
     own_a, own_b = np.sum([each.a for each in statistics], axis=0), np.sum([each.b for each in statistics], axis=0)
     precision = np.where(has, prior.sd**-2.0, 1.0)
     a, b = m.T @ own_a @ m, m.T @ (own_b - own_a @ terms.base)
-    none = np.zeros(len(has), np.bool_)
-    theta = solve(a, b, none, prior_precision=precision, prior_mean=mean).beta
+    theta = solve(a, b, prior_precision=precision, prior_mean=mean).beta
     return theta, np.linalg.inv(a + np.diag(precision)) * np.outer(has, has)
 
 
-def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) -> HierarchicalPrior:
-    """Mean and sd of one more model's overheads; see the module's head. Nobody shares q and e."""
+def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) -> Prior:
+    """The prior of one more model's overheads, (7,); see the module's head. Nobody shares q and e."""
     if not donors:
-        return HierarchicalPrior(HYPER_MEAN, HYPER_SD)
+        return Prior(HYPER_MEAN, HYPER_SD)
     mean, sd, own = HYPER_MEAN, HYPER_SD, np.arange(len(HYPER_MEAN)) >= SHARED
     has = np.array([terms.has for terms, _ in donors]) & ~own
     mu, tau = mean, np.where(own, sd, _OPEN * sd)
     for _ in range(_ROUNDS):
-        found = [estimate(terms, [statistics], HierarchicalPrior(mu, tau)) for terms, statistics in donors]
+        found = [estimate(terms, [statistics], Prior(mu, tau)) for terms, statistics in donors]
         theta = np.array([theta for theta, _ in found])
         variance = np.array([covariance.diagonal() for _, covariance in found])
         kept = has & ~_outliers(theta, has)
@@ -288,7 +277,7 @@ def shared_overheads(donors: Sequence[tuple[SheetTerms, SufficientStatistics]]) 
         squares = np.where(kept, (theta - mu) ** 2 + variance, 0.0).sum(axis=0) + (sd / 2.0) ** 2
         tau = np.where(own, sd, np.maximum(np.sqrt(squares / (kept.sum(axis=0) + 1)), _FLOOR * mu))
     spread = np.sqrt(tau**2 + 1.0 / (kept.sum(axis=0) / tau**2 + sd**-2.0))
-    return HierarchicalPrior(mu, np.where(own, sd, spread))
+    return Prior(mu, np.where(own, sd, spread))
 
 
 def _outliers(theta: Floats, has: Mask) -> Mask:
@@ -308,7 +297,7 @@ def _outliers(theta: Floats, has: Mask) -> Mask:
 class SheetPrior:
     """Prior of one configuration: its sheet, the overheads of other models, and ``donor``, a donor of its identity."""
 
-    def __init__(self, terms: SheetTerms, prior: HierarchicalPrior, donor: SufficientStatistics | None = None) -> None:
+    def __init__(self, terms: SheetTerms, prior: Prior, donor: SufficientStatistics | None = None) -> None:
         self.terms, self._prior, self._donor = terms, prior, donor
 
     def target_before(self) -> TargetSnapshot:

@@ -68,7 +68,7 @@ def find_places(source: str, resolve: Resolve = addresses_of) -> list[Place]:
 
 
 STATE_BYTES_MAX = 1 << 26
-"""A configuration takes some 30 KiB; all that are asked at once have to find room on the volume."""
+"""A configuration takes some 70 kB; all that are asked at once have to find room on the volume."""
 TIMEOUT_S = 10.0
 """Longest time for one state."""
 CONNECTIONS = 16

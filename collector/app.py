@@ -115,15 +115,23 @@ class Sidecar:
         self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.verdict)
         every_s = GENERATIONS_PER_FILE * config.publish_interval_s
         self._writer = SnapshotWriter(Path(config.directory), self._publisher, every_s, metrics=metrics, health=health)
-        self._keeper = Durability(config, self.pipeline, metrics=metrics, health=health, clock=clock, files=files)
-        log = self._keeper.log
-        self._forward = Forwarder(config, clock, metrics, log, health) if config.forward else None
         self.queue = ExportQueue(
             clock,
             capacity_bytes=int(config.queue_mib * 2**20),
             record=self._record,
             batch_s=min(BATCH_S, config.publish_interval_s, config.idle_timeout_s / 4),
         )
+        self._keeper = Durability(
+            config,
+            self.pipeline,
+            metrics=metrics,
+            health=health,
+            clock=clock,
+            files=files,
+            on_freed=self.queue.retry,
+        )
+        log = self._keeper.log
+        self._forward = Forwarder(config, clock, metrics, log, health) if config.forward else None
         memory = MemoryGuard(limit_bytes(config.memory_limit_mib), resident_bytes)
         self._memory = self._make_memory_relief(memory.limit_bytes, clock)
         told = metrics, clock, health, memory.is_short

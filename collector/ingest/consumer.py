@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from collector.decode import LARGE_BYTES, SMALL_BYTES, Export, read_span_ends
 from collector.runtime import MemoryGuard
@@ -17,13 +16,10 @@ from collector.telemetry import Metrics, Outcome, Signal, Transport, table
 from .access import TokenFile
 from .budget import BudgetExceededError, ReceiveBudget, Receiving
 from .forward import Forwarder
-from .queue import ExportQueue
+from .queue import NO_ROOM, ExportQueue
 from .status import Answer, answer
 
 _log = logging.getLogger(__name__)
-
-_NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
-"""Outcomes of a valid export that only lacks room; it is in memory and can still be forwarded."""
 
 
 class ExportConsumer:
@@ -61,10 +57,6 @@ class ExportConsumer:
         self._looking = asyncio.Lock()
         self._looked_at_bytes = 0
 
-    def _refuses(self) -> Answer | None:
-        """Why no export is accepted at this moment, or None."""
-        return answer(Outcome.MEMORY) if self._memory.is_short() else None
-
     def count_call(self, transport: Transport, outcome: Outcome) -> None:
         """Count what became of a call, also of one that never got as far as an export."""
         self._metrics.add(table.REQUESTS, 1, transport, outcome)
@@ -86,7 +78,7 @@ class ExportConsumer:
         size_bytes: int,
         read: Callable[[Receiving], Awaitable[bytes | Answer]],
     ) -> Answer | None:
-        """Read a message as soon as there is room for it, and enqueue it; returns None, or the refusal.
+        """Take in the message of one call, and count what became of the call; returns None, or the refusal.
 
         Args:
             signal: what it tells.
@@ -96,14 +88,7 @@ class ExportConsumer:
             read: waits for the message; an answer says why it cannot be read.
         """
         try:
-            if (refused := self._refuses()) is None:
-                async with self.budget.receiving(connection, size_bytes) as receiving:
-                    message = await read(receiving)
-                    if isinstance(message, Answer):
-                        refused = message
-                    else:
-                        self.budget.shrink(receiving, len(message))
-                        refused = await self._take(signal, message, connection, transport)
+            refused = await self._take_in(signal, transport, connection, size_bytes, read)
         except BudgetExceededError:
             refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
         except (TimeoutError, ConnectionError):
@@ -117,42 +102,61 @@ class ExportConsumer:
         self.count_call(transport, Outcome.ACCEPTED if refused is None else refused.outcome)
         return refused
 
-    async def _take(self, signal: Signal, payload: bytes, peer: str, transport: Transport) -> Answer | None:
-        """Enqueue a message that was read; returns None, or the refusal. Metrics and logs are only forwarded."""
-        spans, outcome, refused = 0, Outcome.FAILED, None
-        if signal is Signal.TRACES:
-            is_small = len(payload) <= SMALL_BYTES
-            ends = read_span_ends(payload) if is_small else await self._read_ends(payload)
-            if isinstance(ends, Outcome):
-                return answer(ends)
-            spans = len(ends)
-        if spans:
-            export = Export(payload, peer, transport, spans, arrived_unix_ns=self._unix_nano())
-            try:
-                refused = self._refuses() or await self._queue.put(export)
-                outcome = Outcome.ACCEPTED if refused is None else refused.outcome
-            except asyncio.CancelledError:  # its sender has left while it waited for room
-                outcome = Outcome.QUEUE_FULL
-                raise
-            finally:
-                self._metrics.add(table.SPANS, spans, transport, outcome)
-        is_only_passed_on = signal is not Signal.TRACES or (refused is not None and refused.outcome in _NO_ROOM)
-        if self._forward is not None and is_only_passed_on:
+    async def _take_in(
+        self,
+        signal: Signal,
+        transport: Transport,
+        connection: str,
+        size_bytes: int,
+        read: Callable[[Receiving], Awaitable[bytes | Answer]],
+    ) -> Answer | None:
+        """Read a message as soon as there is room for it, and enqueue it, or pass it on; see ``receive``."""
+        if self._memory.is_short():
+            return answer(Outcome.MEMORY)
+        async with self.budget.receiving(connection, size_bytes) as receiving:
+            payload = await read(receiving)
+            if isinstance(payload, Answer):
+                return payload
+            self.budget.shrink(receiving, len(payload))
+            spans = await self._count_spans(payload) if signal is Signal.TRACES else 0
+            if isinstance(spans, Outcome):
+                return answer(spans)
+            export = Export(payload, connection, transport, spans, arrived_unix_ns=self._unix_nano())
+            refused = await self._enqueue(export) if spans else None
+        is_learned = signal is Signal.TRACES and (refused is None or refused.outcome not in NO_ROOM)
+        if self._forward is not None and not is_learned:
             self._forward.enqueue(signal, payload, spans)
             return None
         return refused
 
-    async def _read_ends(self, payload: bytes) -> list[int] | Outcome:
-        """Read the ends of its spans in a thread, since that may take a second.
-
-        One at a time, since several would only keep the loop waiting. Large ones wait as far as they are not more than
-        two of the largest size: they hold the room of others meanwhile.
-        """
-        if len(payload) > LARGE_BYTES and self._looked_at_bytes + len(payload) > 2 * self.message_bytes_max:
-            return Outcome.QUEUE_FULL
-        self._looked_at_bytes += len(payload)
+    async def _enqueue(self, export: Export) -> Answer | None:
+        """Put an export into the queue, and count its spans by what becomes of it; returns None, or the refusal."""
+        outcome = Outcome.FAILED
         try:
-            async with self._looking:
-                return await asyncio.to_thread(read_span_ends, payload)
+            refused = answer(Outcome.MEMORY) if self._memory.is_short() else await self._queue.put(export)
+            outcome = Outcome.ACCEPTED if refused is None else refused.outcome
+        except asyncio.CancelledError:  # its sender has left while it waited for room
+            outcome = Outcome.QUEUE_FULL
+            raise
         finally:
-            self._looked_at_bytes -= len(payload)
+            self._metrics.add(table.SPANS, export.spans, export.transport, outcome)
+        return refused
+
+    async def _count_spans(self, payload: bytes) -> int | Outcome:
+        """Count the spans of an export, or say why it is none; of one that is not small in a thread.
+
+        That may take a second. One at a time, since several would only keep the loop waiting. Large ones wait as far as
+        they are not more than two of the largest size: they hold the room of others meanwhile.
+        """
+        if len(payload) <= SMALL_BYTES:
+            ends = read_span_ends(payload)
+        elif len(payload) > LARGE_BYTES and self._looked_at_bytes + len(payload) > 2 * self.message_bytes_max:
+            return Outcome.QUEUE_FULL
+        else:
+            self._looked_at_bytes += len(payload)
+            try:
+                async with self._looking:
+                    ends = await asyncio.to_thread(read_span_ends, payload)
+            finally:
+                self._looked_at_bytes -= len(payload)
+        return ends if isinstance(ends, Outcome) else len(ends)

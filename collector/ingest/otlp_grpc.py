@@ -70,24 +70,22 @@ class _ExportHandler(grpc.GenericRpcHandler):
         return self._methods[served[method]] if method in served else None
 
     async def _export(self, signal: Signal, _messages: AsyncIterator[bytes], context: _Context) -> bytes:
-        # read from the context: the iterator would keep the message, and goes only when garbage is collected
-        reply = await self._receive(signal, context)
-        if reply is not None:  # an abort raises, and what raises must not refer to a message of 8 MiB
-            await context.abort(reply.code, reply.text, reply.trailers)
+        consumer, refused = self._consumer, None
+        if consumer.lets_in(_authorization(context)):
+            # read from the context: the iterator would keep the message, and goes only when garbage is collected
+            read, size_bytes = partial(_read_message, context), consumer.message_bytes_max
+            refused = await consumer.receive(signal, Transport.GRPC, context.peer(), size_bytes, read)
+        else:
+            consumer.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
+            refused = answer(Outcome.UNAUTHENTICATED)
+        if refused is not None:  # an abort raises, and what raises must not refer to a message of 8 MiB
+            await context.abort(refused.code, refused.text, refused.trailers)
         return RESPONSE_OK
 
-    async def _receive(self, signal: Signal, context: _Context) -> Answer | None:
-        """Take the message in (None), or say why not."""
-        if not self._consumer.lets_in(_authorization(context)):
-            self._consumer.count_call(Transport.GRPC, Outcome.UNAUTHENTICATED)
-            return answer(Outcome.UNAUTHENTICATED)
 
-        async def read(receiving: Receiving) -> bytes | Answer:
-            message = await receiving.read(context.read())
-            return message if isinstance(message, bytes) else answer(Outcome.INCOMPLETE)  # the call ended without one
-
-        peer, size_bytes = context.peer(), self._consumer.message_bytes_max
-        return await self._consumer.receive(signal, Transport.GRPC, peer, size_bytes, read)
+async def _read_message(context: _Context, receiving: Receiving) -> bytes | Answer:
+    message = await receiving.read(context.read())
+    return message if isinstance(message, bytes) else answer(Outcome.INCOMPLETE)  # the call ended without one
 
 
 def _authorization(context: _Context) -> str | None:

@@ -1,10 +1,10 @@
 """The queue between the receivers, in the loop, and the one worker, in its thread.
 
 It is bounded in bytes, from admission until the worker is done with them. One address may hold a share of them, and
-large exports leave room for small ones. An exporter has one call in flight, so a call that waits for room is flow
-control without loss; a refusal costs the sender more than 2 s of patience. An export that is larger than the capacity
-enters an empty queue, or it never would. A large one, which holds memory, does not wait. The worker takes what is
-there every ``batch_s`` or at ``BATCH_BYTES``.
+large exports leave room for small ones. An exporter has one call in flight, so a call that waits for room, here or in
+the log, is flow control without loss; a refusal costs the sender more than 2 s of patience. An export that is larger
+than the capacity enters an empty queue, or it never would. A large one, which holds memory, does not wait. The worker
+takes what is there every ``batch_s`` or at ``BATCH_BYTES``.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ SHARE: Final = 0.75
 """Of the capacity, what the exports of one address may hold, and all of more than ``BATCH_BYTES`` together."""
 LARGE_SHARE: Final = 0.5
 """Of the capacity, what exports of more than ``BATCH_BYTES`` of one address may hold."""
+
+
+NO_ROOM: Final = {Outcome.QUEUE_FULL, Outcome.LOG}
+"""Outcomes of a valid export that only lacks room, here or in the log."""
 
 
 class QueueBatch(NamedTuple):
@@ -96,7 +100,7 @@ class ExportQueue:
                 while True:
                     room = self._room  # before it looks: room may come while it does
                     refused = self.put_nowait(item)
-                    if refused is None or refused.outcome is not Outcome.QUEUE_FULL or self._is_large(item):
+                    if refused is None or refused.outcome not in NO_ROOM or self._is_large(item):
                         break
                     await asyncio.shield(asyncio.wrap_future(room))  # others wait for it, too
         return refused
@@ -110,6 +114,7 @@ class ExportQueue:
                 return answer(Outcome.QUEUE_FULL)
             recorded = self._record(item)
             if isinstance(recorded, Outcome):
+                self._work.notify()  # it is the worker who makes room in the log
                 return answer(recorded)
             self._items.append((recorded, self._clock.monotonic_ns()))
             self._queued_bytes += len(item.payload)
@@ -118,11 +123,17 @@ class ExportQueue:
                 self._work.notify()
         return None
 
+    def retry(self) -> None:
+        """Let those who wait look again, because there may be more room; from any thread."""
+        with self._work:
+            self._room.set_result(None)
+            self._room = Future()
+
     def close(self) -> None:
         """Refuse all new exports and those that wait for room; queued ones can still be taken."""
         with self._work:
             self._closed = True
-            self._tell_waiting()
+            self.retry()
             self._work.notify_all()
 
     # --- the worker's side ------------------------------------------------------------------------------------------
@@ -149,7 +160,7 @@ class ExportQueue:
         """Free the bytes of a batch that the worker has processed."""
         with self._work:
             self._address_bytes -= batch.address_bytes  # of who holds none, nothing is kept
-            self._tell_waiting()
+            self.retry()
 
     def queue_age_ns(self) -> int:
         """Age of the oldest queued export; 0 if there is none."""
@@ -179,10 +190,6 @@ class ExportQueue:
         if self._closed or self._queued_bytes >= self._batch_bytes or not self._items:
             return 0.0
         return max(self._batch_ns - self.queue_age_ns(), 0) / 1e9
-
-    def _tell_waiting(self) -> None:
-        self._room.set_result(None)
-        self._room = Future()
 
 
 def _address(export: Export) -> str:

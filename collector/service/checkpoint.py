@@ -123,10 +123,13 @@ class Directory:
         """Make the directory if need be and lock it.
 
         Raises:
-            StartError: another process uses it, or it cannot be written to.
+            StartError: another process uses it, it cannot be written to, or something in it is neither file nor folder.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            for each in self.path.iterdir():  # to open a pipe waits for its writer
+                if each.exists() and not (each.is_file() or each.is_dir()):
+                    raise StartError(f"cannot use {self._named} {self.path}: {each.name} is not a file; remove it")
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StartError(f"cannot write to {self._named} {self.path}: {error.strerror}") from None

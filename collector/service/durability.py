@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -76,7 +76,9 @@ class Durability:
         health: Health,
         clock: Clock,
         files: SystemFiles | None = None,
+        on_freed: Callable[[], None] = lambda: None,
     ) -> None:
+        """``on_freed`` is called when the log may have more room than before."""
         path = Path(config.directory)
         self._config = config
         self._files = files or SystemFiles()
@@ -88,6 +90,7 @@ class Durability:
         self._pipeline = pipeline
         self._metrics = metrics
         self._clock = clock
+        self._on_freed = on_freed
         self._interval_ns = int(config.checkpoint_interval_s * 1e9)
         self._backlog: Iterator[Export] = iter(())
         self._taken_ns = clock.monotonic_ns()
@@ -241,6 +244,7 @@ class Durability:
         self._metrics.set(table.STATE_WRITTEN, self._clock.unix_nano() / 1e9)
         waits = self._config.forward and not self._log_is_full()  # for the backend, as long as there is room
         self.log.free(min(position.read_from, self.log.forwarded_seq + 1) if waits else position.read_from)
+        self._on_freed()
 
     def _report_failure(self, error: Exception) -> None:
         """Log once why the last checkpoint was not written, with a traceback for our own fault, and request another."""

@@ -198,17 +198,14 @@ def test_a_log_leaves_room_for_two_checkpoints_on_a_small_volume_and_says_so_at_
     assert [r.levelname for r in caplog.records if said in r.message] == ["WARNING"]
 
 
-def test_a_log_that_is_full_of_an_engines_last_steps_frees_itself_when_nothing_else_comes(tmp_path):
+def test_a_log_that_is_full_of_an_engines_last_steps_frees_itself_while_the_next_export_waits(tmp_path):
     """What waits is learned, and its last step, which the next row would begin with, does not keep the log full."""
+    exports = 1 + (1 << 20) // EXPORT_BYTES
     with running_sidecar(tmp_path, SmallVolume(tmp_path, 1 << 20), **SMALL) as sidecar:
-        exports = 0
-        while accepted(sidecar, 1 + EXPORT_STEPS * exports):
-            exports += 1
-        assert exports < 1 + (1 << 20) // EXPORT_BYTES
-        eventually(lambda: accepted(sidecar, 1 + EXPORT_STEPS * exports))
+        assert all(accepted(sidecar, 1 + EXPORT_STEPS * number) for number in range(exports))
     with running_sidecar(tmp_path, SmallVolume(tmp_path, 1 << 20), **SMALL) as sidecar:
         assert "lost" not in ready(sidecar)
-        eventually(lambda: accepted(sidecar, 1 + EXPORT_STEPS * (exports + 1)))
+        assert accepted(sidecar, 1 + EXPORT_STEPS * exports)
 
 
 @pytest.mark.parametrize("durability", ["memory", "log"])

@@ -85,9 +85,11 @@ def test_the_next_process_learns_who_was_killed_before_it(tmp_path):
         ("file", "cannot write to OUT .*/file: File exists"),
         ("file/below", "cannot write to OUT .*/file/below: Not a directory"),
         ("x" * 300, "cannot write to OUT .*/x+: File name too long"),
+        ("", "cannot use OUT .*: state.bin is not a file"),
     ],
 )
-def test_a_directory_that_cannot_be_written_to_is_one_sentence(tmp_path, path, sentence):
+def test_a_directory_that_cannot_be_used_is_one_sentence(tmp_path, path, sentence):
     (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "state.bin")
     with pytest.raises(StartError, match=sentence):
         Directory(tmp_path / path, "OUT").take()

@@ -66,6 +66,11 @@ def describe_usage_error(error: click.UsageError) -> str:
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and error.ctx is not None:
         return error.ctx.get_help()
     text = " ".join(error.format_message().split()).rstrip(".").replace("valid float range", "number")
+    if isinstance(error, click.MissingParameter) and error.ctx is not None:
+        needed = [param for param in error.ctx.command.params if param.required]
+        named = (f"{param.opts[0]} " if isinstance(param, click.Option) else "" for param in needed)
+        words = (name + param.make_metavar(error.ctx) for name, param in zip(named, needed, strict=True))
+        text = f"{text.partition('. ')[0]}; type '{' '.join([error.ctx.command_path, *words])}'"
     if isinstance(error, click.NoSuchOption):
         text = f"there is no option {error.option_name!r}{_meant_option(error)}"
     if isinstance(error, click.NoSuchCommand):

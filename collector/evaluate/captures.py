@@ -43,7 +43,6 @@ class Capture:
     """One configuration of one recording."""
 
     name: str
-    config_id: str
     facts: dict[str, Fact]
     telemetry: str
     rows: dict[Target, RowBlock]
@@ -88,10 +87,10 @@ def load(path: Path, entries: Sequence[Timed], config: Config, learn_until: floa
     for batch in in_batches(entries, TAKE_BYTES):
         pipeline.process(**by_kind(batch))
     pipeline.flush()
-    captures = [
+    learned = [known for known in pipeline.snapshot(0, 1).configs if known.config_id in rows_of]
+    return [
         Capture(
-            name=str(path),
-            config_id=known.config_id,
+            name=f"{path}/{known.config_id[:6]}" if len(learned) > 1 else str(path),
             facts=known.config,
             telemetry=known.telemetry,
             rows={target: RowBlock.concatenate(blocks) for target, blocks in rows_of[known.config_id].items()},
@@ -99,12 +98,8 @@ def load(path: Path, entries: Sequence[Timed], config: Config, learn_until: floa
             cut_ns=times[0] + int(learn_until * (times[-1] - times[0])),
             cannot_derive=known.cannot_derive,
         )
-        for known in pipeline.snapshot(0, 1).configs
-        if known.config_id in rows_of
+        for known in learned
     ]
-    for capture in captures if len(captures) > 1 else ():
-        capture.name += f"/{capture.config_id[:6]}"
-    return captures
 
 
 def _requests(entries: Sequence[Timed], instances: set[str], config: Config, joiner: Joiner) -> NDArray[Any]:

@@ -46,7 +46,7 @@ def capture_of(name, n=600, seed=0):
         for at in range(5, n - 40, 17)
     ]
     requests = requests_of(*stamps, tokens=30)
-    return Capture(name, name, dict(CONFIGS[name]), "steps", {STEP: rows}, requests, int(rows.end_ns[cut]))
+    return Capture(name, dict(CONFIGS[name]), "steps", {STEP: rows}, requests, int(rows.end_ns[cut]))
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ def _capture(name, elapsed_us):
     for column in ("requests", "decode_requests"):
         raw[:, STEP_FEATURES.index(column)] = np.arange(len(elapsed_us)) % 5 + 1.0
     rows = RowBlock.of_lines(raw, elapsed_us, end_ns=np.arange(len(elapsed_us)) * 10**6)
-    return Capture(name, name, {}, "steps", {Target.STEP_TIME: rows}, [], 0)
+    return Capture(name, {}, "steps", {Target.STEP_TIME: rows}, [], 0)
 
 
 def test_each_recording_counts_once_in_macro_and_each_step_in_micro():

@@ -24,7 +24,7 @@ from typing import Generic, NamedTuple, TypeVar
 import grpc
 
 from collector.config import Config, ConfigError, read_file
-from collector.runtime import Clock
+from collector.runtime import Clock, sentence
 
 READ_EVERY_NS = 1_000_000_000
 TOKEN_BYTES_MIN = 16
@@ -54,7 +54,7 @@ class WatchedFiles(Generic[T]):
         try:
             self._held = load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(key, f"{path}: {error}") from None
+            raise ConfigError(key, f"{path}: {sentence(error)}") from None
 
     def newest(self) -> T:
         """The newest that could be read; from any thread, of which two at once may read it twice."""

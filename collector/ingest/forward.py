@@ -39,7 +39,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 
 from collector.config import Config, ConfigError, Endpoint, parse_endpoint, read_file
 from collector.decode import Export
-from collector.runtime import Background, Clock, Health
+from collector.runtime import Background, Clock, Health, sentence
 from collector.runtime.http import open_session
 from collector.telemetry import ForwardOutcome, Metrics, Signal, table
 
@@ -324,7 +324,7 @@ def _headers(config: Config) -> dict[str, str]:
     try:
         lines = read_file(Path(config.forward_headers_file)).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {error}") from None
+        raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: {sentence(error)}") from None
     pairs = [line.partition(":") for line in lines if line.strip()]
     if not all(colon for _, colon, _ in pairs):
         raise ConfigError("forward_headers_file", f"{config.forward_headers_file}: expected lines 'name: value'")

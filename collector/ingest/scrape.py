@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from collector.config import Config, ConfigError, parse_owned, read_file, refuse_special
 from collector.decode.pages import PAGE_BYTES_MAX, PageProblem, ScrapedPage, parse_page
-from collector.runtime import REPORT_ONCE, Background, Clock, Health, end_tasks, in_own_thread
+from collector.runtime import REPORT_ONCE, Background, Clock, Health, end_tasks, in_own_thread, sentence
 from collector.runtime.http import FetchError, HttpClient
 from collector.telemetry import PullOutcome
 
@@ -296,5 +296,5 @@ def _tls(config: Config) -> ssl.SSLContext:
         refuse_special(Path(config.ca_file))
         context = ssl.create_default_context(cafile=config.ca_file or None)
     except (OSError, ssl.SSLError) as error:
-        raise ConfigError("ca_file", f"cannot be loaded: {error}") from None
+        raise ConfigError("ca_file", f"cannot be loaded: {sentence(error)}") from None
     return context

@@ -230,17 +230,14 @@ class ChangeMonitor(Stateful):
         weight = shapes.comparability(cell, block.x[known], beta)
         log_y = log_ratio - usual + shapes.log_y[cell]
         e = self.engines.learn(block.engine[known], cell, log_y, e, int(block.end_ns[-1]))
-        change, with_prefill = self.all_rows.learn(e, weight, end_ns), cell >= PREFILL_CELL
-        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y):
-            return self._take(change, int(block.end_ns[-1]))
+        change = self._take_if_shared(self.all_rows.learn(e, weight, end_ns), shapes, int(block.end_ns[-1]))
+        with_prefill = cell >= PREFILL_CELL
         others = e[~with_prefill]
-        if len(others) < _OTHERS_MIN:
-            return None
+        if change is not None or len(others) < _OTHERS_MIN:
+            return change
         beside = e[with_prefill] - median_of(others)
-        change = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
-        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y, PREFILL_CELL):
-            return self._take(change._replace(prefill=True), int(block.end_ns[-1]))
-        return None
+        found = self.prefill.learn(beside, weight[with_prefill], end_ns[with_prefill])
+        return self._take_if_shared(found and found._replace(prefill=True), shapes, int(block.end_ns[-1]))
 
     def _learn_windows(self, block: Design, shapes: ShapeFactors, beta: Floats) -> Change | None:
         is_calm = not self.windows.rises
@@ -258,25 +255,22 @@ class ChangeMonitor(Stateful):
         if self.window_count < FEW_ROWS:
             return None
         self.windows.rows = min(math.ceil(_WINDOW_STEPS / float(block.steps @ block.weight) * len(e)), NOISE_ROWS)
-        change = self.windows.learn(e, np.ones(len(e)), block.end_ns)
-        if change and self.engines.confirm(change.log_time_ratio, change.sure_ns, shapes.log_y):
-            return self._take(change, end_ns)
-        return None
+        return self._take_if_shared(self.windows.learn(e, np.ones(len(e)), block.end_ns), shapes, end_ns)
 
     # ---------------------------------------------------------------- the news of a change
 
-    def _take(self, change: Change, end_ns: int) -> Change:
-        """Record a confirmed change, as a new one or as a part of the last one.
+    def _take_if_shared(self, change: Change | None, shapes: ShapeFactors, end_ns: int) -> Change | None:
+        """Record a change that most engines show, as a new one or as a part of the last one; None where they do not.
 
         It is a part if it is of the same rows, and the term of the last change is still looked for. The two together
         are one change by the product of their ratios. Where that product is no change any more, the last change is
         over.
         """
+        if change is None or not self.engines.confirm(change, shapes.log_y):
+            return None
         log_time_ratio, of_same_rows = math.log(self.gain) + change.log_time_ratio, change.prefill == self.of_prefill
-        is_open, is_back = (
-            self.search.rows_left > 0 and self.term in ("", NOT_PREFILL),
-            abs(log_time_ratio) < EFFECT_MIN,
-        )
+        is_open = self.search.rows_left > 0 and self.term in ("", NOT_PREFILL)
+        is_back = abs(log_time_ratio) < EFFECT_MIN
         began_ns = max(change.began_ns, self.last_ns + 1)
         if is_back or not (is_open and of_same_rows):
             log_time_ratio, self.search.reference = change.log_time_ratio, copy.copy(self.reference)

@@ -15,13 +15,17 @@ from __future__ import annotations
 
 import math
 from statistics import fmean, median_low
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .blocks import Design, median_of
+from .blocks import PREFILL_CELL, Design, median_of
 from .constants import APART, ENGINES_MAX, FEW_ROWS, HALF_LIFE_STEPS, IDLE_GAP_NS, NOISE_ROWS
 from .rows import Floats, Ints
 from .state import Stateful, Tree
+
+if TYPE_CHECKING:
+    from .change import Change
 
 
 class EngineRows(Stateful):
@@ -109,16 +113,17 @@ class Engines(Stateful):
             rows.last_ns = int(block.end_ns[-1])
             rows.add(block.x[own], elapsed_us[own], weight[own], rows.last_ns)
 
-    def confirm(self, log_time_ratio: float, sure_ns: int, reference: Floats, first_cell: int = 0) -> bool:
-        """Whether most engines show this change, in cells from one on, and none differs after it.
+    def confirm(self, change: Change, reference: Floats) -> bool:
+        """Whether most engines show this change, in the rows that it is of, and none differs after it.
 
-        ``sure_ns``: rows after this time have the new speed. ``reference``: usual log time of each cell, (512,).
+        ``reference``: usual log time of each cell, (512,).
         """
-        sign, levels = math.copysign(1.0, log_time_ratio), self._levels(reference, first_cell).values()
-        showing = sum(sign * level > 0.5 * abs(log_time_ratio) for level in levels)
+        sign, first_cell = math.copysign(1.0, change.log_time_ratio), PREFILL_CELL if change.prefill else 0
+        levels = self._levels(reference, first_cell).values()
+        showing = sum(sign * level > 0.5 * abs(change.log_time_ratio) for level in levels)
         if 2 * showing <= len(levels):
             return len(levels) < 2  # noqa: PLR2004 -- an engine and another one
-        odd = self.outlier(reference, sure_ns)
+        odd = self.outlier(reference, change.sure_ns)
         return odd is None or abs(math.log(odd[1])) <= APART
 
     def outlier(self, reference: Floats, since_ns: int = 0) -> tuple[int, float] | None:

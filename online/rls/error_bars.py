@@ -8,19 +8,7 @@ On the columns with evidence, (p, p) each:
     se_j   = sqrt(V_jj); V is in no direction below that of independent noise, M = s^2 A n2 / n1 (online/rls/strata.py)
     form_j = sqrt(W_jj)
 
-**Sampling error**, for rows of single steps (:class:`ScoreCovariance`): Newey and West on sums of 32 rows' scores, B of
-which are remembered, with L = B / 6 lags, 1 to 64.
-
-    score_i = w_i (y_i - x_i beta) x_i           predicted before learned; w: weight
-    g_t     = sum of the scores of window t, g_ts those of stratum s; rows of weight 1/k fill a k-th of a row
-    h_t     = g_t + 2 sum_k (1 - k / (L + 1)) g_{t-k}            k = 1..L
-    M_s    <- kept_s^2 M_s + (g_ts h_t' + h_t g_ts') / 2         sum over s: Newey and West's long-run covariance
-    M       = sum_s M_s B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2
-
-Noise of the clock or of a neighbour lasts for tens of steps; a mix of shapes, and with it what the form misses, for
-hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean; the
-last factor makes 1.96 se Student's 95 %. Each stratum forgets by its own rows, as A does; kept is squared because V of
-a weighted fit has squared weights.
+**Sampling error** is that of scores (``ScoreCovariance`` in online/rls/strata.py).
 
 **Form error** (:func:`form_covariance`): no line follows a machine on which batch 3 costs more than 4, and which line
 comes nearest depends on the mix of shapes. It is a sandwich clustered by batch shape c, of mean work X_c (p,), n_c
@@ -54,8 +42,7 @@ floor was measured, on recordings with complete telemetry beside the pages.
 
     vif_j = (A_jj - A_jl^2 / A_ll) C_jj          1 = independent of the others, > 10 = nearly a mixture of them
 
-References: Newey and West (Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005). Belsley,
-Kuh and Welsch, Regression Diagnostics (1980).
+Reference: Belsley, Kuh and Welsch, Regression Diagnostics (1980).
 """
 
 from __future__ import annotations
@@ -66,106 +53,15 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from online.blocks import STRATA, Design, Groups
-from online.constants import ERROR_MAX, LACK_OF_FIT, MEMORY_ROWS, NOISE_ROWS, START_ROWS, TINY, TINY_US
-from online.rows import Floats, Ints, Quality
+from online.constants import ERROR_MAX, LACK_OF_FIT, MEMORY_ROWS, START_ROWS, TINY, TINY_US
+from online.rows import Floats, Ints
 from online.shapes import shrinkage
 from online.snapshot import FeatureSnapshot, ModelSnapshot, Reason
-from online.state import Stateful
 
 from .solve import RELATIVE_RIDGE
 
 if TYPE_CHECKING:
     from .learner import RlsLearner
-
-# Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
-_LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
-
-
-class ScoreCovariance(Stateful):
-    """The long-run covariance of p columns' scores.
-
-    Attributes:
-        m: M by stratum, (32, p, p).
-        windows: how many are remembered, by stratum, (32,).
-        last: g of the last 64 windows, (64, p).
-        window, rows: g_s of the window that is not full yet, (32, p), and how many rows are in it.
-    """
-
-    SAVED = ("m", "windows", "window", "last", "rows")
-
-    def __init__(self, p: int) -> None:
-        self.m, self.windows = np.zeros((STRATA, p, p)), np.zeros(STRATA)
-        self.last = np.zeros((_LAGS_MAX, p))
-        self.window, self.rows = np.zeros((STRATA, p)), 0.0
-
-    def learn(self, block: Design, decay: Floats, scores: Floats) -> None:
-        """Add scores (n, p) of a block, decayed by its later rows; ``decay`` (g,): of what its strata had before."""
-        ids = block.groups.ids
-        self.window[ids] *= decay[:, None]
-        self.m[ids] *= (decay * decay)[:, None, None]
-        self.windows[ids] *= decay * decay
-        filled = self.rows + np.cumsum(block.weight * np.where(block.quality == Quality.METRICS, NOISE_ROWS, 1.0))
-        closed = int(filled[-1] // NOISE_ROWS)
-        number = np.minimum(np.maximum(np.ceil(filled / NOISE_ROWS) - 1.0, 0.0), closed).astype(np.int64)
-        groups = Groups.of(number * STRATA + block.stratum)
-        sums = np.zeros(((closed + 1) * STRATA, scores.shape[1]))
-        sums[groups.ids] = np.add.reduceat(scores.take(groups.order, axis=0), groups.starts, axis=0)
-        sums[:STRATA] += self.window
-        self.window = sums[-STRATA:]
-        self.rows = float(filled[-1]) - closed * NOISE_ROWS
-        if closed:
-            self._close(sums[:-STRATA].reshape(closed, STRATA, -1))
-
-    def _close(self, sums: Floats) -> None:
-        """Windows that are full, (windows, 32, p)."""
-        count = len(sums)
-        run = np.concatenate([self.last, sums.sum(axis=1)])
-        self.last = run[-_LAGS_MAX:]
-        remembered: Floats = float(self.windows.sum()) + np.arange(count, dtype=np.float64)
-        bandwidth = _lags(remembered) + 1.0
-        bartlett = 2.0 * np.maximum(1.0 - np.arange(_LAGS_MAX, -1.0, -1.0) / bandwidth[:, None], 0.0)
-        bartlett[:, -1] = 1.0
-        # Windows number t - 64 to t of each window t, and what each of them counts.
-        h = np.array([counts @ run[t : t + _LAGS_MAX + 1] for t, counts in enumerate(bartlett)])
-        products = (sums.reshape(count, -1).T @ h).reshape(self.m.shape)
-        self.m += 0.5 * (products + products.transpose(0, 2, 1))
-        # A window is shared out as the rows are: by nothing better than which strata took part.
-        part = sums.any(axis=2)
-        self.windows += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)
-
-    def of_scores(self, columns: int) -> Floats | None:
-        """M for a fit of so many columns, with the corrections for few windows, (p, p); None while they are too few."""
-        count = float(self.windows.sum())
-        free = count - columns
-        if free <= 1.0:
-            return None
-        matrix: Floats = self.m.sum(axis=0)
-        spare = (count / free) / (1.0 - float(_lags(count) + 1.0) / count)
-        # 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on.
-        return matrix * (spare * (1.0 + 1.21 / free) ** 2)
-
-    def discount(self, keep: float, time_ratio: float, strata: slice) -> None:
-        """See Strata.discount; scores scale as w y. Open windows have the old speed and are dropped."""
-        self.m[strata] *= keep / time_ratio**2
-        self.windows[strata] *= keep
-        self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0
-
-    def decay(self, half_lives: Floats) -> None:
-        """Forget as the strata do; see Strata.decay."""
-        squared = np.exp2(-2.0 * half_lives)
-        self.m *= squared[:, None, None]
-        self.windows *= squared
-
-    def add(self, other: ScoreCovariance) -> None:
-        """Statistics of both; open windows are not joined."""
-        self.m += other.m
-        self.windows += other.windows
-
-
-def _lags(windows: Floats | float) -> Floats:
-    """L of so many windows that are remembered."""
-    return np.minimum(np.maximum(np.asarray(windows) / _WINDOWS_PER_LAG, 1.0), _LAGS_MAX)
 
 
 def not_below(covariance: Floats, least: Floats) -> Floats:

@@ -6,7 +6,7 @@ Rows become z = [x, phase, y, l], (n, q) with q = p + 2. Each block once, in thi
     change      look for a change of speed (online/change.py), or take what another learner of the target found; where
                 there is none, shape factors learn what a batch shape takes beside x beta (online/shapes.py)
     weigh       by the prediction (online/rls/solve.py)
-    remember    decayed statistics by stratum (online/rls/strata.py), with the scores for error bars (error_bars.py)
+    remember    decayed statistics by stratum, with the scores for error bars (online/rls/strata.py)
     solve       beta
 
 At a confirmed change 2 % of the statistics is kept and multiplied by its time ratio. The rows since it began are in

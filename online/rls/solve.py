@@ -99,12 +99,12 @@ class Solution:
 def solve(
     a: Floats,
     b: Floats,
-    free: Mask | bool = False,
+    free: Mask | None = None,
     *,
     prior_precision: Floats | float = 0.0,
     prior_mean: Floats | float = 0.0,
 ) -> Solution:
-    """Minimise the quadratic above; columns may be negative where ``free``, (p,)."""
+    """Minimise the quadratic above; ``free`` columns (p,) may be negative, by default none."""
     diagonal, right = a.diagonal() + prior_precision, b + prior_precision * prior_mean
     live = diagonal > TINY
     on, beta, passive = live.nonzero()[0], np.zeros(len(b)), live.copy()
@@ -112,7 +112,7 @@ def solve(
     c = a[on[:, None], on] * scale
     c *= scale[:, None]
     c.flat[:: len(on) + 1] = 1.0 + RELATIVE_RIDGE  # the prior adds to the diagonal only, which is 1 after scaling
-    z, passive[on] = _pivot(c, right[on] * scale, np.broadcast_to(free, live.shape)[on])
+    z, passive[on] = _pivot(c, right[on] * scale, np.zeros(len(on), np.bool_) if free is None else free[on])
     beta[on] = z * scale
     return Solution(beta, passive, live)
 

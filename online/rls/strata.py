@@ -19,10 +19,25 @@ Operating points (:class:`OperatingPoints`) are finer: octaves of the batch and 
 form is right to a per cent or two at any one point, however many rows say so. Weighing a point by its rows would
 trust its misfit; each point therefore counts as one observation (online/transfer/sheet.py).
 
+Error bars (:class:`ScoreCovariance`) have Newey and West's covariance M of sums of 32 rows' scores, B of which are
+remembered, with L = B / 6 lags, 1 to 64.
+
+    score_i = w_i (y_i - x_i beta) x_i           predicted before learned; w: weight
+    g_t     = sum of the scores of window t, g_ts those of stratum s; rows of weight 1/k fill a k-th of a row
+    h_t     = g_t + 2 sum_k (1 - k / (L + 1)) g_{t-k}            k = 1..L
+    M_s    <- kept_s^2 M_s + (g_ts h_t' + h_t g_ts') / 2         sum over s: Newey and West's long-run covariance
+    M       = sum_s M_s B / (B - p) / (1 - (L + 1) / B) (1 + 1.21 / (B - p))^2
+
+Noise of the clock or of a neighbour lasts for tens of steps; a mix of shapes, and with it what the form misses, for
+hundreds: hence lags that grow with B. A share 1 - (L + 1) / B of the variance is what L lags leave in the mean; the
+last factor makes 1.96 se Student's 95 %. Each stratum forgets by its own rows, as A does; kept is squared because V of
+a weighted fit has squared weights.
+
 Guarantees: adding statistics equals learning the rows together, to rounding, but for operating points, which learn by
-their own clock and are decayed by their strata's; nothing here divides, so nothing here can become non-finite from
-finite rows.
-Reference: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987).
+their own clock and are decayed by their strata's. Nothing that is learned is divided by a feature or a time, so finite
+rows leave it finite.
+References: Kulhavy, Restricted exponential forgetting in real-time identification (Automatica 1987); Newey and West
+(Econometrica 1987); for the bias, Kiefer and Vogelsang (Econometric Theory 2005).
 """
 
 from __future__ import annotations
@@ -32,18 +47,19 @@ import math
 import numpy as np
 
 from online.blocks import STRATA, Design, Groups
-from online.constants import HALF_LIFE_STEPS, TINY
+from online.constants import HALF_LIFE_STEPS, NOISE_ROWS, TINY
 from online.features import portable
-from online.rows import Floats, Ints, Target
+from online.rows import Floats, Ints, Quality, Target
 from online.state import Stateful
 
-from .error_bars import ScoreCovariance
 from .solve import RELATIVE_RIDGE
 
 # Batches of 2^15 requests and contexts of 2^17 tokens share the last octave, contexts below 2^10 the first. Guess.
 _BATCHES, _CONTEXTS, _SHORT = STRATA // 2, 9, 9
 _COLUMNS = [column.name for column in portable(Target.STEP_TIME).columns]
 _CONTEXT, _REQUESTS = _COLUMNS.index("decode_context_tokens"), _COLUMNS.index("requests")
+# Chosen: of 32 and 64 lags, and of 6 and 10 windows per lag, for coverage, on other seeds than the bench's.
+_LAGS_MAX, _WINDOWS_PER_LAG = 64, 6.0
 
 
 class Strata(Stateful):
@@ -53,7 +69,7 @@ class Strata(Stateful):
         g: G by stratum, (32, q, q).
         n1, n2: n1 and n2, (32,).
         clock: half-lives that each stratum has seen, (32,).
-        scores: what the rows' scores tell of error bars (online/rls/error_bars.py).
+        scores: what the rows' scores tell of error bars.
         points: the same statistics by operating point, where asked for (``by_point``).
     """
 
@@ -212,6 +228,87 @@ class OperatingPoints(Stateful):
         self.rows += other.rows
 
 
+class ScoreCovariance(Stateful):
+    """The long-run covariance of p columns' scores.
+
+    Attributes:
+        m: M by stratum, (32, p, p).
+        windows: how many are remembered, by stratum, (32,).
+        last: g of the last 64 windows, (64, p).
+        window, rows: g_s of the window that is not full yet, (32, p), and how many rows are in it.
+    """
+
+    SAVED = ("m", "windows", "window", "last", "rows")
+
+    def __init__(self, p: int) -> None:
+        self.m, self.windows = np.zeros((STRATA, p, p)), np.zeros(STRATA)
+        self.last = np.zeros((_LAGS_MAX, p))
+        self.window, self.rows = np.zeros((STRATA, p)), 0.0
+
+    def learn(self, block: Design, decay: Floats, scores: Floats) -> None:
+        """Add scores (n, p) of a block, decayed by its later rows; ``decay`` (g,): of what its strata had before."""
+        ids = block.groups.ids
+        self.window[ids] *= decay[:, None]
+        self.m[ids] *= (decay * decay)[:, None, None]
+        self.windows[ids] *= decay * decay
+        filled = self.rows + np.cumsum(block.weight * np.where(block.quality == Quality.METRICS, NOISE_ROWS, 1.0))
+        closed = int(filled[-1] // NOISE_ROWS)
+        number = np.minimum(np.maximum(np.ceil(filled / NOISE_ROWS) - 1.0, 0.0), closed).astype(np.int64)
+        groups = Groups.of(number * STRATA + block.stratum)
+        sums = np.zeros(((closed + 1) * STRATA, scores.shape[1]))
+        sums[groups.ids] = np.add.reduceat(scores.take(groups.order, axis=0), groups.starts, axis=0)
+        sums[:STRATA] += self.window
+        self.window = sums[-STRATA:]
+        self.rows = float(filled[-1]) - closed * NOISE_ROWS
+        if closed:
+            self._close(sums[:-STRATA].reshape(closed, STRATA, -1))
+
+    def _close(self, sums: Floats) -> None:
+        """Windows that are full, (windows, 32, p)."""
+        count = len(sums)
+        run = np.concatenate([self.last, sums.sum(axis=1)])
+        self.last = run[-_LAGS_MAX:]
+        remembered: Floats = float(self.windows.sum()) + np.arange(count, dtype=np.float64)
+        bandwidth = _lags(remembered) + 1.0
+        bartlett = 2.0 * np.maximum(1.0 - np.arange(_LAGS_MAX, -1.0, -1.0) / bandwidth[:, None], 0.0)
+        bartlett[:, -1] = 1.0
+        # Windows number t - 64 to t of each window t, and what each of them counts.
+        h = np.array([counts @ run[t : t + _LAGS_MAX + 1] for t, counts in enumerate(bartlett)])
+        products = (sums.reshape(count, -1).T @ h).reshape(self.m.shape)
+        self.m += 0.5 * (products + products.transpose(0, 2, 1))
+        # A window is shared out as the rows are: by nothing better than which strata took part.
+        part = sums.any(axis=2)
+        self.windows += (part / np.maximum(part.sum(axis=1), 1)[:, None]).sum(axis=0)
+
+    def of_scores(self, columns: int) -> Floats | None:
+        """M for a fit of so many columns, with the corrections for few windows, (p, p); None while they are too few."""
+        count = float(self.windows.sum())
+        free = count - columns
+        if free <= 1.0:
+            return None
+        matrix: Floats = self.m.sum(axis=0)
+        spare = (count / free) / (1.0 - float(_lags(count) + 1.0) / count)
+        # 1.96 (1 + 1.21 / f) is Student's 97.5 % quantile at f degrees of freedom, within 4 % from f = 6 on.
+        return matrix * (spare * (1.0 + 1.21 / free) ** 2)
+
+    def discount(self, keep: float, time_ratio: float, strata: slice) -> None:
+        """See Strata.discount; scores scale as w y. Open windows have the old speed and are dropped."""
+        self.m[strata] *= keep / time_ratio**2
+        self.windows[strata] *= keep
+        self.window[strata], self.last, self.rows = 0.0, np.zeros_like(self.last), 0.0
+
+    def decay(self, half_lives: Floats) -> None:
+        """Forget as the strata do; see Strata.decay."""
+        squared = np.exp2(-2.0 * half_lives)
+        self.m *= squared[:, None, None]
+        self.windows *= squared
+
+    def add(self, other: ScoreCovariance) -> None:
+        """Statistics of both; open windows are not joined."""
+        self.m += other.m
+        self.windows += other.windows
+
+
 def points_of(z: Floats) -> Ints:
     """Operating point of each row, (n,): (floor(log2 requests), floor(log2 context per request))."""
     requests = np.maximum(z[:, _REQUESTS], 1e-9)
@@ -240,3 +337,8 @@ def _products(groups: Groups, z: Floats, weight: Floats, decay: Floats) -> Float
     for out, start, size in zip(products, groups.starts.tolist(), groups.sizes.tolist(), strict=True):
         np.dot(left[start : start + size].T, right[start : start + size], out=out)
     return products
+
+
+def _lags(windows: Floats | float) -> Floats:
+    """L of so many windows that are remembered."""
+    return np.minimum(np.maximum(np.asarray(windows) / _WINDOWS_PER_LAG, 1.0), _LAGS_MAX)

@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant("the solver's ridge is large", "online/rls/solve.py", "RELATIVE_RIDGE = 1e-6", "RELATIVE_RIDGE = 1e-2"),
     Mutant(
         "scores of neighbouring windows do not add",
-        "online/rls/error_bars.py",
+        "online/rls/strata.py",
         "bartlett = 2.0 * np.maximum",
         "bartlett = -2.0 * np.maximum",
     ),
@@ -79,7 +79,7 @@ MUTANTS = (
         "moved = (z @ c) * rows_of_fit",
         "moved = 0.0 * (z @ c) * rows_of_fit",
     ),
-    Mutant("few windows count as many", "online/rls/error_bars.py", "* (spare * (1.0 + 1.21 / free) ** 2)", "* spare"),
+    Mutant("few windows count as many", "online/rls/strata.py", "* (spare * (1.0 + 1.21 / free) ** 2)", "* spare"),
     Mutant(
         "a dull stretch forgets what it does not visit",
         "online/rls/strata.py",

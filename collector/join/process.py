@@ -126,7 +126,7 @@ class EngineProcess:
 
         Where too few steps show it, the former decision holds, else the fact of the configuration.
         """
-        asynchronous, fact = 2 * overlapping > told, self.calibration.facts.get("async_scheduling")
+        asynchronous, fact = 2 * overlapping > told, self._engine.facts.get("async_scheduling")
         if told < _VOTES_MIN:
             is_said = isinstance(fact, bool)
             if self.scheduling is not Scheduling.UNKNOWN or not (is_said or (self.has_journeys and waited)):
@@ -138,7 +138,7 @@ class EngineProcess:
 
     def add_summaries(self, steps: StepColumns, snapshots: SnapshotColumns) -> None:
         """Place step summaries (any order) and request snapshots of this process by step id."""
-        first_step, asynchronous = int(steps["step_id"].min()), self.calibration.facts.get("async_scheduling") is True
+        first_step, asynchronous = int(steps["step_id"].min()), self._engine.facts.get("async_scheduling") is True
         self.window.add_summaries(steps, snapshots, self.emitted_step, self._engine.count)
         self.first_summary_step = min(self.first_summary_step or first_step, first_step)
         self.has_summaries = True
@@ -263,7 +263,7 @@ class EngineProcess:
     def _pass_blocks(self, stop: int, liveness: Liveness) -> None:
         """Pass the steps below ``stop`` block by block: emit their rows, then update the calibration."""
         window, calibration, asynchronous = self.window, self.calibration, self.scheduling is Scheduling.ASYNC
-        budget_tokens = calibration.facts.number("max_num_batched_tokens")
+        budget_tokens = self._engine.facts.number("max_num_batched_tokens")
         step = max(window.base, self.calibrated_step)
         while step < stop:
             opening = not calibration.learned
@@ -325,7 +325,7 @@ class EngineProcess:
         if stop % self._settings.block_rows == 0 or not calibration.learned:
             calibration.end_block()
             if self.quality is Quality.SAMPLED:
-                calibration.facts.learn({HIDES_HITS: calibration.hides_hits}, FactSource.DISCOVERY)
+                self._engine.facts.learn({HIDES_HITS: calibration.hides_hits}, FactSource.DISCOVERY)
 
     def _count_passed(self, first: int, stop: int) -> None:
         """Count steps of first..stop-1 whose summary never came, and those with speculated tokens.

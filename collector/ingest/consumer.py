@@ -22,6 +22,10 @@ from .status import Answer, answer
 _log = logging.getLogger(__name__)
 
 
+ReadMessage = Callable[[Receiving], Awaitable[bytes | Answer]]
+"""Waits for the message of a call; an answer says why it cannot be read."""
+
+
 class ExportConsumer:
     """What every receiver does with an export, in the loop.
 
@@ -71,12 +75,7 @@ class ExportConsumer:
         return self._forward is not None
 
     async def receive(
-        self,
-        signal: Signal,
-        transport: Transport,
-        connection: str,
-        size_bytes: int,
-        read: Callable[[Receiving], Awaitable[bytes | Answer]],
+        self, signal: Signal, transport: Transport, connection: str, size_bytes: int, read: ReadMessage
     ) -> Answer | None:
         """Take in the message of one call, and count what became of the call; returns None, or the refusal.
 
@@ -85,7 +84,7 @@ class ExportConsumer:
             transport: how it comes.
             connection: whose share of the room it takes.
             size_bytes: most bytes that it may have.
-            read: waits for the message; an answer says why it cannot be read.
+            read: waits for the message.
         """
         try:
             refused = await self._take_in(signal, transport, connection, size_bytes, read)
@@ -103,12 +102,7 @@ class ExportConsumer:
         return refused
 
     async def _take_in(
-        self,
-        signal: Signal,
-        transport: Transport,
-        connection: str,
-        size_bytes: int,
-        read: Callable[[Receiving], Awaitable[bytes | Answer]],
+        self, signal: Signal, transport: Transport, connection: str, size_bytes: int, read: ReadMessage
     ) -> Answer | None:
         """Read a message as soon as there is room for it, and enqueue it, or pass it on; see ``receive``."""
         if self._memory.is_short():

@@ -171,7 +171,7 @@ class Forwarder:
         self._task.start(self._run())
 
     def _unsent(self) -> list[tuple[int, int]]:
-        return [(each.spans, each.seq) for each in self._log.entries(self._log.forwarded_seq + 1, self._log.newest)]
+        return [(each.spans, each.seq) for each in self._log.entries(self._log.forwarded_seq + 1)]
 
     async def stop(self) -> bool:
         """Send what is left for ``FLUSH_S``; False if something was lost."""
@@ -240,7 +240,7 @@ class Forwarder:
 
         Numbers grow from call to call, so it is read on from where it was, and anew where that is too far or too early.
         """
-        for entries in (self._logged, self._log.entries(seq, self._log.newest)):
+        for entries in (self._logged, self._log.entries(seq)):
             self._logged = entries
             found = next((each for each in entries if each.seq >= seq), None)
             if found is not None and found.seq == seq:

@@ -44,7 +44,6 @@ class QueueBatch(NamedTuple):
 
     items: list[Export]
     waited_ns: int
-    address_bytes: Counter[str]
 
 
 class ExportQueue:
@@ -147,11 +146,10 @@ class ExportQueue:
                 self._work.wait(min(timeout_s, ripe_in_s))
             if not self._items or self._ripe_in_s() > 0.0:
                 return None
-            taken, left_bytes = QueueBatch([], self.queue_age_ns(), Counter()), bytes_max
+            taken, left_bytes = QueueBatch([], self.queue_age_ns()), bytes_max
             while self._items and (not taken.items or len(self._items[0][0].payload) <= left_bytes):
                 item, _ = self._items.popleft()
                 taken.items.append(item)
-                taken.address_bytes[_address(item)] += len(item.payload)
                 left_bytes -= len(item.payload)
             self._queued_bytes -= bytes_max - left_bytes
             return taken
@@ -159,7 +157,9 @@ class ExportQueue:
     def done(self, batch: QueueBatch) -> None:
         """Free the bytes of a batch that the worker has processed."""
         with self._work:
-            self._address_bytes -= batch.address_bytes  # of who holds none, nothing is kept
+            for item in batch.items:
+                self._address_bytes[_address(item)] -= len(item.payload)
+            self._address_bytes = +self._address_bytes  # of who holds none, nothing is kept
             self.retry()
 
     def queue_age_ns(self) -> int:

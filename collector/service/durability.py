@@ -122,7 +122,7 @@ class Durability:
             except OSError as error:
                 where = error.filename or self._directory.path
                 raise StartError(f"cannot use the log, {where}: {error.strerror}") from None
-            self._backlog = self.log.entries(position.read_from, self.log.newest)
+            self._backlog = self.log.entries(position.read_from)
         self._tell_beginning(position)
         self._task.start()
 

@@ -39,7 +39,6 @@ from collector.runtime import SystemFiles
 _HEAD_NAME: Final = "log.head"
 _SEGMENTS: Final = 16
 """Of a full log: what is freed at once is a sixteenth of it."""
-NUMBER_MAX: Final = 1 << 62
 _SEGMENT_BYTES_MAX: Final = 4 << 20
 """A segment is read as one."""
 _MISSES_MAX: Final = 1000
@@ -199,16 +198,12 @@ class Log:
 
     # --- out --------------------------------------------------------------------------------------------------------
 
-    def entries(self, first: int, last: int = NUMBER_MAX) -> Iterator[Export]:
-        """The whole entries from one number to another, in order; read one by one."""
+    def entries(self, first: int) -> Iterator[Export]:
+        """The whole entries from a number to the newest that there is now, in order; read one by one."""
         with self._lock:
-            segments = [*self._segments]
-        for segment in segments:
-            for one in _entries_of(segment.path, segment.first) if segment.last >= first else ():
-                if first <= one.seq <= last:
-                    yield one
-                if one.seq >= last:
-                    return
+            segments, newest = [each for each in self._segments if each.last >= first], self.newest
+        every = (one for each in segments for one in _entries_of(each.path, each.first))
+        return (one for one in every if first <= one.seq <= newest)
 
     def mark_forwarded(self, number: int) -> None:
         """Keep how far a backend has been sent what is here."""

@@ -26,7 +26,7 @@ every cell of a kind, seen or not:
 
     x    = b0 + bP P + bn n + be (1 - (1 - k/E)^(P + n))    x_c the same of P_c, n_c
     l_c  = log (t_c - s C_c) / x_c
-    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + 8)               d_c = |log2 n_c / n| + |log2 P_c / P|
+    v_c  = 8^-d_c w_c,  w_c = r_c / (r_c + h)               d_c = |log2 n_c / n| + |log2 P_c / P|
     l    = sum v_c l_c / sum v_c                            what the cells beside say
     T    = x exp(l + w_c (l_c - l))                         what the cell itself knows; w_c is 0 without rows
 
@@ -35,11 +35,10 @@ every cell of a kind, seen or not:
 and at least what the same requests take without prefill. Where nobody said what a cell usually had, l_c is the
 logarithm of its published factor, in its middle.
 
-Where a row is the mean of many steps, only one without prefill has the shape of the steps in it, and with prefill
-T = x. Of requests that are rows hardly one is without prefill. So where they are enough (step_model.py), each tells of
-the size of its batches alone: all cells are of one kind, P is no part of d_c, and l_c is what it was before F_c was
-shrunk, (log F_c) (r_c + 8) / r_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all
-there is: T = x, s = b_C.
+h is 8, or 1 where a row is the mean of many steps. Such a row is hardly ever of one shape, and tells of the size of its
+batches alone: all cells are of one kind, P is no part of d_c, and l_c is what it was before F_c was shrunk,
+(log F_c) (r_c + 8) / r_c. Where no cell has 64 rows, or of means all cells have fewer, the coefficients are all there
+is: T = x, s = b_C.
 
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. Along n T is fitted by isotonic
 regression, each cell weighed by its w_c. Without prefill it may fall where a batch was measured to be faster than those
@@ -76,7 +75,8 @@ Band = tuple[float, float, float]
 
 _STRATUM_OCTAVE_MAX = 15
 _NEAREST_FIRST = sorted(range(-_STRATUM_OCTAVE_MAX, _STRATUM_OCTAVE_MAX + 1), key=abs)
-_HALF_ROWS = 8.0
+_HALF_ROWS, _HALF_MEANS = 8.0, 1.0
+"""h of the module. A row that is a mean is of so many steps that it stands for itself."""
 _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
@@ -217,23 +217,19 @@ class StepSurface:
         context_us: s.
     """
 
-    def __init__(
-        self, target: Target, coefficients: Coefficients, *, of_means: bool, by_size: bool, wider: float
-    ) -> None:
+    def __init__(self, target: Target, coefficients: Coefficients, *, of_means: bool, wider: float) -> None:
         rows = [shape.rows for shape in target.shapes.values()]
         told = (sum(rows) if of_means else max(rows, default=0.0)) >= _ROWS_MIN
-        self._of_means, self._by_size, self._wider = of_means, by_size, wider
+        self._of_means, self._wider = of_means, wider
         self._coefficients, self._interval = coefficients, target.interval or _NOBODY_SAID
         self._nearest: dict[str, Ratios] = {}
         context_us = target.context_us_per_token if told and not of_means else None
         self.context_us = coefficients.us.get("decode_context_tokens", 0.0) if context_us is None else context_us
         self._decodes: dict[_Place, _Seen] = {}
-        self._prefills = self._decodes if by_size else {}
+        self._prefills = self._decodes if of_means else {}
         for name, shape in target.shapes.items() if told else ():
             step = smallest_step(name)
-            if step is None or (step[0] and of_means and not by_size):
-                continue
-            if (seen := self._seen(_place(*step), shape)) is not None:
+            if step is not None and (seen := self._seen(_place(*step), shape)) is not None:
                 (self._prefills if step[0] else self._decodes)[_place(*step)] = seen
 
     def band(
@@ -266,14 +262,14 @@ class StepSurface:
         """What the rows of a cell say; None where that cannot be."""
         (tokens, requests), ratio = _middle(place), shape.factor
         rows = max(shape.rows, 1.0)
-        share = rows / (rows + _HALF_ROWS)
+        share = rows / (rows + (_HALF_MEANS if self._of_means else _HALF_ROWS))
         if shape.usual is not None:
             tokens, requests, context, us = shape.usual
             x = self._coefficients.step_us(tokens, requests)
             possible = x > 0.0 < self._coefficients.step_us(tokens, requests, context)
             ratio = (us - self.context_us * context) / x if possible else 0.0
-        if self._by_size:
-            tokens, ratio = 0.0, min(max(shape.factor, 0.0), _RATIO_MAX) ** (1.0 / share)
+        if self._of_means:
+            tokens, ratio = 0.0, min(max(shape.factor, 0.0), _RATIO_MAX) ** ((rows + _HALF_ROWS) / rows)
         if not 1.0 / _RATIO_MAX < ratio < _RATIO_MAX:
             return None
         return _Seen(log2(requests), log2(tokens), math.log(ratio), rows, share)
@@ -312,9 +308,9 @@ class StepSurface:
         return _Nodes(fitted, [list(accumulate(row, max)) for row in zip(*along_requests, strict=True)])
 
     def _error(self, row: int) -> float:
-        """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
-        if self._of_means or (row, -1) not in self._decodes:
-            return math.inf
+        """Error of T of a cell without prefill, in parts of it: by the spread of its stratum; 1 without rows."""
+        if (row, -1) not in self._decodes:
+            return 100.0
         spread = _scatter(self._ratios(0.0, _DECODE_SIZES[row]))
         return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
 

@@ -99,9 +99,8 @@ class StepModel:
         self._lengths = min(lengths, default=0.0) / 2.0, max(lengths, default=math.inf) * 2.0
         values = {each.name: each.value for each in self.model.coefficients}
         self.coefficients = Coefficients(values, config.missed_experts or 0.0)
-        of_requests = config.telemetry in _MEANS_OF_REQUESTS
-        wider, by_size = self.model.mape or 0.0 if of_requests else 0.0, of_requests and self.model.rows >= _ROWS_MIN
-        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, by_size=by_size, wider=wider)
+        wider = self.model.mape or 0.0 if config.telemetry in _MEANS_OF_REQUESTS else 0.0
+        self.surface = StepSurface(target, self.coefficients, of_means=self.of_means, wider=wider)
         self.level = _level(target, "decode", at_unix_nano), _level(target, "prefill", at_unix_nano)
         self._stalls = 1.0 if self.of_means else target.mean_factor
 

@@ -63,7 +63,7 @@ def _planned(case: bench_gpus.Case) -> Iterator[tuple[str, tracefit.Plan, float,
     Coefficients are learned from four minutes of other traffic; the truth is the mean ITL of a closed loop of so many.
     """
     times = step_times(case.machine, case.gpu)
-    traffic = bench_gpus.learned_traffic(times, LEARN_S / 60)
+    traffic = bench_gpus.learned_traffic(case, times, LEARN_S / 60)
     engine = bench_gpus.served(case, times, traffic, LEARN_S, bench_gpus.LEARN_SEED)
     with tempfile.TemporaryDirectory() as directory:
         config = bench_gpus.learned(bench_gpus.sent(case, engine, "steps", Path(directory)), {}).config()

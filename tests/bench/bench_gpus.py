@@ -10,14 +10,19 @@ and the same server serves them.
     ITL, TTFT, E2E   mean error over the seven loops; ``worst`` is the worst of them
     inside   share of the answers whose 80 % band has the truth, of the loops that the client calls usable
     usable   how many of the seven it calls so
+    confident, wrong   answers of those loops that are more than 15 % off, and whose band does not have the truth
+
+With ``--others`` so many servers are drawn from all that the kernel times know (``tests/support/gpu_cases.py``), with
+limits, traffic and loops of their own, and each confident wrong answer is named.
 
 Steps and FPM know the engine alone, so their TTFT and E2E are held against the engine's; spans and pages know the API
 server, and are held against what a client sees. Beside them: NVIDIA's own regression on the same steps (a step of N
 decodes for ITL, a step of the prompt alone for TTFT), and a straight line ITL = a k + b of windows of five seconds.
 
-    make bench WHAT=gpus                               everything, some 7 minutes on an idle machine
+    make bench WHAT=gpus                               the forty, some 4 minutes on two idle cores
     make bench WHAT=gpus ARGS='dense'                  or mixtures, a model, a GPU, or model/GPU
     make bench WHAT=gpus ARGS='llama8b/H100 --minutes 2 --sources steps,pages'
+    make bench WHAT=gpus ARGS='--others 12 --seed 4'   servers drawn at random
     make bench WHAT=gpus ARGS='--record'               and write docs/figures.json, which docs/accuracy.md has
 """
 
@@ -25,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
 import json
 import math
@@ -34,8 +40,10 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,25 +52,17 @@ import numpy as np
 import tracefit
 from collector.cli import main as tracefit_main
 from tests.bench.figures import record
-from tests.support.gpu_kernels import DENSE, GPUS, MIXTURES, Machine, NvidiaRegression, fpm_record, step_times
-from tests.support.vllm_scheduler import Engine, Limits, StepTimes, Traffic, Work
+from tests.support.docs_tables import make_table
+from tests.support.gpu_cases import Case, all_cases, others
+from tests.support.gpu_kernels import NvidiaRegression, exact_step_times, fits, fpm_record, step_times
+from tests.support.vllm_scheduler import Engine, StepTimes, Traffic, Work
 from tests.support.vllm_senders import fpm_lines, page_lines, span_exports, step_exports, write, write_lines
 
-LOOPS = (
-    (1, 256, 128),
-    (3, 1200, 150),
-    (6, 2500, 80),
-    (12, 200, 300),
-    (24, 600, 250),
-    (48, 500, 200),
-    (96, 900, 120),
-)
-"""Clients, mean prompt and output tokens of the exam."""
 EXAM_SEED, LEARN_SEED = 1_000_003, 11
 EXAM_SPREAD = 0.3
+EXAM_S = 30.0
+"""Of each closed loop, on a fast machine."""
 PHASE_NS = 20_000_000_000
-MIXES = ((350, 180), (2000, 100), (120, 450), (1000, 70), (500, 260))
-"""Mean prompt and output tokens of the traffic."""
 SHARES = (0.15, 0.35, 0.6, 0.9)
 CLIENTS = (2, 6, 16, 40, 80)
 ASKED = ("itl", "ttft", "e2e")
@@ -81,45 +81,23 @@ TARGETS = {
 }
 """Mean error of the exam, in per cent: ITL, TTFT, E2E."""
 INSIDE = (75, 95)
-EXPERTS_PER_TOKEN = 8
-"""Of each of the five mixtures, by its config.json."""
+WRONG = 15.0
+"""Per cent from which on a usable answer whose band does not have the truth is a confident wrong one."""
+SLOWEST_US = 150_000.0
+"""Of a step of 32 requests: nobody serves so, and its exam takes forever."""
 NVIDIA, LINE = "NVIDIA's regression", "line ITL = a k + b"
-
-
-class Case(NamedTuple):
-    """One server."""
-
-    kind: str
-    model: str
-    gpu: str
-    machine: Machine
-    limits: Limits
-
-    @property
-    def name(self) -> str:
-        return f"{self.model}/{self.gpu}"
-
-
-def all_cases() -> list[Case]:
-    """Every other one synchronous, so that each model and each GPU has both."""
-    return [
-        Case(kind, model, gpu, machine, Limits(asynchronous=bool((row + column) % 2)))
-        for kind, machines in (("dense", DENSE), ("mixtures", MIXTURES))
-        for row, (model, machine) in enumerate(machines.items())
-        for column, gpu in enumerate(GPUS)
-    ]
 
 
 # ------------------------------------------------------------------- truth
 
 
-def learned_traffic(times: StepTimes, minutes: float) -> Traffic:
+def learned_traffic(case: Case, times: StepTimes, minutes: float) -> Traffic:
     """Phases of 20 s: arrivals at random at a share of what the server can do, or a closed loop of thinking clients."""
-    traffic = Traffic(LEARN_SEED)
+    traffic = Traffic(LEARN_SEED + case.seed)
     rng = traffic.rng
     start, stop = 0, int(minutes * 60e9)
     while start < stop:
-        prompt, output = rng.choice(MIXES)
+        prompt, output = rng.choice(case.mixes)
         until = min(start + PHASE_NS, stop)
         if rng.random() < 0.6:
             batch = Work(decodes=64, decode_context=64 * (prompt + output // 2))
@@ -159,13 +137,13 @@ def exam_truth(case: Case, times: StepTimes, loop: tuple[int, int, int], seconds
     The client is asked for the mean sizes of just these requests, so that chance in their sizes is no error of it.
     """
     clients, prompt, output = loop
-    traffic = Traffic(EXAM_SEED + clients)
+    traffic = Traffic(EXAM_SEED + case.seed + clients)
     end = int(seconds * 1e9)
     traffic.closed(0, end, clients, prompt, output, EXAM_SPREAD, 0.0)
     engine = served(case, times, traffic, seconds, EXAM_SEED)
     requests = [request for request in engine.requests if request.sent > end // 5 and request.made > 1]
-    if not requests:
-        raise SystemExit(f"{case.name}: no request of {loop} ended in {seconds:g} s")
+    if len(requests) < clients:  # those that ended first are no fair sample
+        return exam_truth(case, times, loop, 2.0 * seconds)
 
     def mean(of):
         return statistics.fmean(of(r) for r in requests)
@@ -205,7 +183,7 @@ def facts_of(case: Case, *, plugin: bool) -> dict[str, object]:
         }
         if case.machine.experts:
             facts["vllm.num_experts"] = case.machine.experts
-            facts["vllm.num_experts_per_tok"] = EXPERTS_PER_TOKEN
+            facts["vllm.num_experts_per_tok"] = case.machine.experts_per_token
     return facts
 
 
@@ -250,7 +228,7 @@ class Row:
     step: float = math.nan
     errors: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     inside: list[bool] = field(default_factory=list)
-    usable: int = 0
+    wrong: list[str] = field(default_factory=list)
     note: str = ""
 
 
@@ -269,12 +247,16 @@ def examined(case: Case, engine: Engine, source: str, path: Path, truths: list[T
         for truth in truths:
             said = config.request(prompt_tokens=truth.prompt, output_tokens=truth.output, concurrency=truth.clients)
             seen = truth.engine if source in OF_ENGINE else truth.client
-            row.usable += said.usable
             for what in ASKED:
                 estimate, true = getattr(said, what), getattr(seen, what)
                 row.errors[what].append(100.0 * (estimate.us / true - 1.0))
-                if said.usable:
-                    row.inside.append(estimate.low <= true <= estimate.high)
+                if not said.usable:
+                    continue
+                row.inside.append(estimate.low <= true <= estimate.high)
+                if abs(row.errors[what][-1]) > WRONG and not row.inside[-1]:
+                    loop = f"{truth.clients} x {truth.prompt:.0f}/{truth.output:.0f}"
+                    answer = "{:.1f} ms ({:.1f} to {:.1f}), truth {:.1f}".format(*np.divide((*estimate, true), 1e3))
+                    row.wrong.append(f"{case.name} {source}, {loop}: {what} {answer}, {row.errors[what][-1]:+.0f} %")
     except tracefit.TracefitError as error:
         row.note = f"{type(error).__name__}: {error}"
     return row
@@ -345,11 +327,11 @@ def straight_line(case: Case, engine: Engine, truths: list[Truth]) -> Row:
 # ------------------------------------------------------------------- the run
 
 
-def examine(case: Case, minutes: float, exam_seconds: float, sources: Sequence[str]) -> list[Row]:
+def examine(case: Case, minutes: float, sources: Sequence[str]) -> list[Row]:
     """One case: serve, learn from each source, ask."""
     times = step_times(case.machine, case.gpu)
-    engine = served(case, times, learned_traffic(times, minutes), minutes * 60.0, LEARN_SEED)
-    truths = [exam_truth(case, times, loop, exam_seconds * slower(times)) for loop in LOOPS]
+    engine = served(case, times, learned_traffic(case, times, minutes), minutes * 60.0, LEARN_SEED)
+    truths = [exam_truth(case, times, loop, EXAM_S * slower(times)) for loop in case.loops]
     with tempfile.TemporaryDirectory() as directory:
         files = ((source, sent(case, engine, source, Path(directory))) for source in sources)
         rows = [examined(case, engine, source, path, truths) for source, path in files]
@@ -361,10 +343,8 @@ def slower(times: StepTimes) -> float:
     return max(times(Work(decodes=32, decode_context=32 * 800)) / 12_000.0, 0.5)
 
 
-HEADER = ("models", "source", "servers", "step", "ITL, worst", "TTFT, worst", "E2E, worst", "inside the band", "usable")
-
-
-WIDTHS = (8, 19, 7, 5, 18, 17, 16, 15, 6)
+ERRORS = ("step", "ITL, worst", "TTFT, worst", "E2E, worst")
+HEADER = ("models", "source", "servers", *ERRORS, "inside the band", "usable", "confident, wrong")
 
 
 def figures_of(rows: list[Row]) -> dict[str, object]:
@@ -378,8 +358,10 @@ def figures_of(rows: list[Row]) -> dict[str, object]:
         for what in ASKED:
             errors = [np.abs(row.errors[what]) for row in these if row.errors[what]]
             values += [_mean([each.mean() for each in errors]), max((each.max() for each in errors), default=-1.0)]
-        values.append(_mean([100.0 * each for row in these for each in row.inside]))
-        figures[kind] = [*map(float, values), _mean([100.0 * row.usable / len(LOOPS) for row in these])]
+        inside = [100.0 * each for row in these for each in row.inside]
+        asked = len(ASKED) * sum(len(row.case.loops) for row in these)
+        figures[kind] = [*map(float, values), _mean(inside), 100.0 * len(inside) / asked]
+        figures[f"{kind}: wrong, of"] = [sum(len(row.wrong) for row in these), len(inside)]
     return figures
 
 
@@ -388,10 +370,8 @@ def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(known) if known else -1.0
 
 
-def show(title: str, rows: Iterable[tuple[str, ...]]) -> None:
-    print(title, flush=True)
-    for cells in rows:
-        print("  ".join(f"{cell:{width}}" for cell, width in zip(cells, WIDTHS, strict=True)))
+def show(title: str, figures: Mapping[str, Any]) -> None:
+    print(f"{title}\n{make_table(HEADER, table_rows(figures))}", flush=True)
 
 
 def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
@@ -409,7 +389,9 @@ def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             ]
             band = f"{inside:.0f} % ({INSIDE[0]}–{INSIDE[1]})" if inside >= 0.0 else "–"
             told = f"{step:.1f}" if step >= 0.0 else "–"
-            yield kind, source, f"{servers:.0f}", told, *cells, band, f"{usable:.0f} %" if targets else "–"
+            wrong = figures.get(f"{kind}, {source}: wrong, of")
+            answers = (f"{usable:.0f} %", "{} of {}".format(*wrong) if wrong else "–") if targets else ("–", "–")
+            yield kind, source, f"{servers:.0f}", told, *cells, band, *answers
 
 
 def main() -> int:
@@ -419,26 +401,44 @@ def main() -> int:
         "cases", nargs="*", choices=[[], *set().union(*words.values())], metavar="CASE", help="all without one"
     )
     parser.add_argument("--minutes", type=float, default=4.0, help="of traffic to learn from")
-    parser.add_argument("--exam-seconds", type=float, default=30.0, help="of each closed loop, on a fast machine")
     parser.add_argument("--sources", default=",".join(SOURCES))
+    parser.add_argument("--others", type=int, default=0, metavar="N", help="so many servers drawn at random instead")
+    parser.add_argument("--seed", type=int, default=4, help="of what is drawn")
     parser.add_argument("--record", action="store_true", help="write docs/figures.json, which docs/accuracy.md has")
     options = parser.parse_args()
     rows, began = [], time.perf_counter()
     cases = [case for case, known in words.items() if not options.cases or known & set(options.cases)]
-    for case in cases:
-        found = examine(case, options.minutes, options.exam_seconds, options.sources.split(","))
-        notes = [f"; {row.source}: {row.note}" for row in found if row.note]
-        show(
-            f"{case.name} {'async' if case.limits.asynchronous else 'sync'}{''.join(notes)}",
-            table_rows(figures_of(found)),
-        )
-        rows.extend(found)
+    if options.others:
+        cases = list(islice(filter(is_served, others(options.seed)), options.others))
+    work = functools.partial(examine, minutes=options.minutes, sources=options.sources.split(","))
+    with ProcessPoolExecutor(2) as processes:
+        for case, found in zip(cases, processes.map(work, cases), strict=True):
+            notes = [f"; {row.source}: {row.note}" for row in found if row.note]
+            show(f"{case.name} {case.machine} {case.limits}{''.join(notes)}", figures_of(found))
+            rows.extend(row for row in found if row.source in SOURCES or not options.others)
     figures = figures_of(rows)
-    show(f"all {len(cases)}", [HEADER, *table_rows(figures)])
+    show(f"all {len(cases)}", figures)
+    for wrong in (each for row in rows for each in row.wrong):
+        print(f"confident, wrong: {wrong}")
     if options.record:
-        record("gpus", figures)
+        record("gpus others" if options.others else "gpus", figures)
     print(f"{len(cases)} cases in {(time.perf_counter() - began) / 60.0:.1f} minutes; mean error in %, worst loop")
     return 0
+
+
+def is_served(case: Case) -> bool:
+    """Whether the package has times of a server, and it is none that takes forever; says why not."""
+    reason = "" if fits(case.machine, case.gpu) else "its weights do not fit"
+    try:
+        times = exact_step_times(case.machine, case.gpu)
+        times(Work(1000, 1))
+        if times(Work(decodes=32, decode_context=32 * 800)) > SLOWEST_US:
+            reason = "it takes forever"
+    except (RuntimeError, ValueError) as error:  # the package has no table
+        reason = str(error)[:120]
+    if reason:
+        print(f"skipped {case.name} TP {case.machine.tensor_parallel}: {reason}")
+    return not reason
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 ``aiconfigurator-core`` (Apache-2.0, offline) ships the kernel times and composes them; nothing of it is copied. It is
 imported only when a case is asked for, and only ``make bench WHAT=gpus`` has it, in an environment of its own
 (``requirements-gpus.lock``). What it gives is no server's truth, but its shape over batch, context and prompt was
-measured. Whether a model fits the memory of its GPUs is not looked at.
+measured.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from online.features.columns import Fact
+from online.features.sheets import architecture, model_sheet
 from tests.support.vllm_scheduler import StepTimes, Work
 
 CONTEXT_GRAIN, PAST_GRAIN = 256, 64
@@ -20,12 +24,13 @@ CONTEXT_GRAIN, PAST_GRAIN = 256, 64
 
 
 class Machine(NamedTuple):
-    """A model on so many GPUs; ``dtype`` is of the weights, ``experts`` are 0 for a dense model."""
+    """A model on so many GPUs; ``dtype`` is of the weights, None: as config.json says; a dense model has no experts."""
 
     model: str
     tensor_parallel: int
-    dtype: str = "bfloat16"
+    dtype: str | None = "bfloat16"
     experts: int = 0
+    experts_per_token: int = 8
 
 
 DENSE = {
@@ -42,7 +47,18 @@ MIXTURES = {
     "minimax-m2.5": Machine("MiniMaxAI/MiniMax-M2.5", 4, "fp8_block", experts=256),
     "deepseek-v3": Machine("deepseek-ai/DeepSeek-V3", 4, "fp8_block", experts=256),  # multi-head latent attention
 }
-GPUS = {"H100": "h100_sxm", "H200": "h200_sxm", "L40S": "l40s", "B200": "b200_sxm"}
+GPUS = {
+    "H100": "h100_sxm",
+    "H200": "h200_sxm",
+    "L40S": "l40s",
+    "B200": "b200_sxm",
+    "A100": "a100_sxm",
+    "B300": "b300_sxm",
+    "GB200": "gb200",
+    "GB300": "gb300",
+    "RTX PRO 6000": "rtx_pro_6000_server",
+}
+"""The package's names."""
 
 
 def fpm_record(work: Work, wall_s: float = 0.0, **more: Any) -> dict[str, Any]:
@@ -123,6 +139,19 @@ def package_directory() -> Path:
 def model_file(model: str) -> Path:
     """The ``config.json`` of a model, as the package ships it."""
     return package_directory() / "model_configs" / f"{model.replace('/', '--')}_config.json"
+
+
+def model_facts(model: str) -> dict[str, Fact]:
+    """What its ``config.json`` says."""
+    return architecture(json.loads(model_file(model).read_text()))
+
+
+def fits(machine: Machine, gpu: str) -> bool:
+    """Whether the weights leave a tenth of the GPUs' memory, as far as config.json tells; the forty are not asked."""
+    system = (package_directory() / "systems" / f"{GPUS[gpu]}.yaml").read_text()
+    (memory,) = re.findall(r"mem_capacity: *(\d+)", system)
+    sheet, _ = model_sheet(model_facts(machine.model))
+    return sheet is None or sheet.weight_bytes < 0.9 * machine.tensor_parallel * int(memory)
 
 
 class NvidiaRegression:

@@ -195,8 +195,7 @@ def latest_unix_ns(arrived_unix_ns: int) -> int:
 def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: Counts) -> list[Telemetry]:
     """Telemetry of each resource of each export, in order; unusable spans and events are counted.
 
-    Equal resources of one export are one, as in the batches of a Collector. Times far ahead of an export's arrival are
-    out of range.
+    Equal resources of an export are one, as a Collector sends them. Times far ahead of its arrival are out of range.
     """
     decoded: list[Telemetry] = []
     reader = _SpanReader(accept_span, counts)
@@ -214,8 +213,8 @@ def decode_exports(exports: Sequence[Export], accept_span: AcceptSpan, counts: C
                 for span in scope.spans:
                     reader.read(telemetry, scope.scope.name, span)
         decoded += known.values()
-    reader.steps.hand_out()
-    reader.snapshots.hand_out()
+    for columns in reader.columns.values():
+        columns.hand_out()
     return decoded
 
 
@@ -224,8 +223,10 @@ class _SpanReader:
 
     def __init__(self, accept_span: AcceptSpan, counts: Counts) -> None:
         self._accept_span, self._counts = accept_span, counts
-        self.steps = _EventColumns("steps", _summaries, counts)
-        self.snapshots = _EventColumns("snapshots", _snapshots, counts)
+        self.columns = {
+            words.SUMMARY_EVENT: _EventColumns("steps", _summaries, counts),
+            words.SNAPSHOT_EVENT: _EventColumns("snapshots", _snapshots, counts),
+        }
 
     def read(self, telemetry: Telemetry, scope: str, span: Any) -> None:
         """Read one span, or count why it cannot be used."""
@@ -235,12 +236,13 @@ class _SpanReader:
             if scope == words.STEP_SCOPE:
                 self._check(telemetry, span)
                 for event in span.events:
-                    if event.name == words.SUMMARY_EVENT:
-                        self.steps.add(event, telemetry)
-                    elif event.name == words.SNAPSHOT_EVENT:
-                        self.snapshots.add(event, telemetry)
-                    else:
+                    columns = self.columns.get(event.name)
+                    if columns is None:
                         counts[table.DECODED_EVENTS, Skip.UNKNOWN_SCOPE] += 1
+                        continue
+                    columns.waiting.append((event, telemetry))
+                    if len(columns.waiting) == _AT_ONCE:
+                        columns.convert()
             elif scope == words.CORE_SCOPE:
                 self._check(telemetry, span)
                 telemetry.core.append(core_span(span, counts, telemetry))
@@ -285,43 +287,39 @@ class _EventColumns:
     """Events of one kind become rows of a column of telemetry, together for all resources.
 
     A call of numpy costs more than its work for one event.
+
+    Attributes:
+        waiting: events that are no rows yet, each with whose it is.
     """
 
     def __init__(self, column: str, read: ReadEvents, counts: Counts) -> None:
         self._column, self._read, self._counts = column, read, counts
-        self._events: list[Any] = []
-        self._owners: list[Telemetry] = []
+        self.waiting: list[tuple[Any, Telemetry]] = []
         self._rows: list[NDArray[np.void]] = []
-        self._row_owners: list[Telemetry] = []
-
-    def add(self, event: Any, owner: Telemetry) -> None:
-        """Add an event of some telemetry."""
-        self._events.append(event)
-        self._owners.append(owner)
-        if len(self._events) == _AT_ONCE:
-            self._convert()
+        self._owners: list[Telemetry] = []
 
     def hand_out(self) -> None:
         """Give all telemetry its rows, in the order of its events."""
-        if self._events:
-            self._convert()
+        if self.waiting:
+            self.convert()
         if not self._rows:
             return
         rows, places = np.concatenate(self._rows), defaultdict(list)
-        for place, owner in enumerate(self._row_owners):
+        for place, owner in enumerate(self._owners):
             places[id(owner)].append(place)
         for own in places.values():
-            setattr(self._row_owners[own[0]], self._column, rows[own])
+            setattr(self._owners[own[0]], self._column, rows[own])
 
-    def _convert(self) -> None:
-        rows, fates = self._read(self._events, self._owners)
+    def convert(self) -> None:
+        """Make rows of the events that wait, and count what became of each."""
+        events, owners = zip(*self.waiting, strict=True)
+        rows, fates = self._read(events, owners)
         for fate, count in Counter(fates.tolist()).items():
             self._counts[table.DECODED_EVENTS, fate] += count
         accepted = fates == table.ACCEPTED
         self._rows.append(rows[accepted])
-        self._row_owners += itertools.compress(self._owners, accepted)
-        self._events.clear()
-        self._owners.clear()
+        self._owners += itertools.compress(owners, accepted)
+        self.waiting.clear()
 
 
 def _snapshots(events: Sequence[Any], _: object) -> tuple[NDArray[np.void], NDArray[np.object_]]:

@@ -43,8 +43,10 @@ is: T = x, s = b_C.
 **Monotone.** Requests are asked about by a surface that falls nowhere by chance. Along n T is fitted by isotonic
 regression, each cell weighed by its w_c. Without prefill it may fall where a batch was measured to be faster than those
 before it by four standard errors of both, as multiples of four are in some kernels. The standard error of a cell is the
-spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests. What
-was measured may be no chance: the band is wider by the difference.
+spread of its stratum over sqrt r_c. Then a prefill takes at least what fewer tokens took among as many requests.
+
+**Band.** It has the spread of the step's stratum, and is wider by how far T is from that of cells that are believed
+whole, with w_c = 1: what few rows say, or rows that are faster than those of smaller steps, may be no chance.
 
 be is of a mixture of E experts, k of which each token goes through; 0 where nobody said.
 
@@ -59,6 +61,7 @@ Statistical Inference (1988), for isotonic regression.
 from __future__ import annotations
 
 import math
+import operator
 import re
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
@@ -194,10 +197,17 @@ def _at(middles: Sequence[float], values: Sequence[float], place: float) -> floa
     return values[after - 1] + part * (values[after] - values[after - 1])
 
 
+def together(*bands: Band) -> Band:
+    """The sum of times whose errors do not depend on each other: the squares of these are added."""
+    middles, lows, highs = zip(*bands, strict=True)
+    below, above = (math.hypot(*map(operator.sub, middles, ends)) for ends in (lows, highs))
+    us = sum(middles)
+    return us, max(us - below, 0.0), us + above
+
+
 def unsure(band: Band, off_us: float) -> Band:
-    """The same with another reason to be off, each way, that does not depend on it: their squares are added."""
-    us, low, high = band
-    return us, max(us - math.hypot(us - low, off_us), 0.0), us + math.hypot(high - us, off_us)
+    """The same with another reason to be off, each way."""
+    return together(band, (0.0, -off_us, off_us))
 
 
 class _Seen(NamedTuple):
@@ -208,6 +218,10 @@ class _Seen(NamedTuple):
     log_ratio: float
     rows: float
     share: float
+
+
+_Cells = Mapping[_Place, _Seen]
+"""Those with rows, of one kind."""
 
 
 class StepSurface:
@@ -240,8 +254,8 @@ class StepSurface:
         shape_us = nodes.us(prefill_tokens, requests)
         us = shape_us + self.context_us * decode_context_tokens
         p10, p90 = self._ratios(prefill_tokens, requests)
-        fell_us = shape_us - self._measured.us(prefill_tokens, requests)
-        return unsure((us, us * min(p10, 1.0), us * max(p90, 1.0)), math.hypot(self._wider * us, fell_us))
+        doubted_us = shape_us - self._believed.us(prefill_tokens, requests)
+        return unsure((us, us * min(p10, 1.0), us * max(p90, 1.0)), math.hypot(self._wider * us, doubted_us))
 
     @cached_property
     def rises(self) -> list[int]:
@@ -277,9 +291,19 @@ class StepSurface:
     @cached_property
     def _measured(self) -> _Nodes:
         """T at the middle of each cell."""
-        decodes = [self._us((row, -1), self._decodes) for row in range(len(_DECODE_SIZES))]
+        return self._nodes(self._decodes, self._prefills)
+
+    @cached_property
+    def _believed(self) -> _Nodes:
+        """The same if each cell with rows were believed whole."""
+        kinds = (self._decodes, self._prefills)
+        return self._nodes(*({place: each._replace(share=1.0) for place, each in kind.items()} for kind in kinds))
+
+    def _nodes(self, of_decodes: _Cells, of_prefills: _Cells) -> _Nodes:
+        """T by these cells."""
+        decodes = [self._us((row, -1), of_decodes) for row in range(len(_DECODE_SIZES))]
         prefills = [
-            [max(self._us((row, half), self._prefills), _at(_DECODE_SIZES, decodes, size)) for half in _HALVES]
+            [max(self._us((row, half), of_prefills), _at(_DECODE_SIZES, decodes, size)) for half in _HALVES]
             for row, size in enumerate(_SIZES)
         ]
         prefills[-1] = list(map(max, *prefills[-2:]))
@@ -287,7 +311,7 @@ class StepSurface:
             nodes[-1] = max(nodes[-2:])
         return _Nodes(decodes, prefills)
 
-    def _us(self, place: _Place, kind: Mapping[_Place, _Seen]) -> float:
+    def _us(self, place: _Place, kind: _Cells) -> float:
         """T at the middle of a cell."""
         tokens, requests = _middle(place)
         log_ratio = _beside(kind.values(), math.log2(requests), log2(tokens))
@@ -315,7 +339,7 @@ class StepSurface:
         return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
 
 
-def _shares(kind: Mapping[_Place, _Seen], places: Sequence[_Place]) -> list[float]:
+def _shares(kind: _Cells, places: Sequence[_Place]) -> list[float]:
     """Shares w of the cells at these places; next to none of cells without rows."""
     return [kind[place].share if place in kind else _UNSEEN_SHARE for place in places]
 

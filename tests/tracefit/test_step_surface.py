@@ -89,6 +89,14 @@ def test_a_prefill_that_was_served_is_like_itself_also_with_the_fewest_requests_
         assert "shape" not in config.step_time(prefill_tokens=tokens, requests=requests).extrapolated
 
 
+def test_the_band_of_a_batch_holds_what_few_rows_of_it_took():
+    odd = learned(SERVED, context_us_per_token=CONTEXT_US)
+    took_us = 1.4 * machine_us(0, 10, 15_000)
+    step_time_of(odd)["shape_factors"]["decode:10"] = {"factor": 1.15, "rows": 4.0, "usual": [0, 10, 15_000, took_us]}
+    said = config_of(odd).step_time(requests=10, decode_context_tokens=15_000)
+    assert 1.05 * machine_us(0, 10, 15_000) < said.us < 0.95 * took_us < took_us <= 1.001 * said.high
+
+
 def test_a_shape_whose_one_row_compiled_says_nothing():
     odd = learned(SERVED, context_us_per_token=CONTEXT_US)
     shapes = step_time_of(odd)["shape_factors"]

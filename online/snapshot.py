@@ -189,7 +189,8 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
     token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
     the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
-    step that the engine schedules ahead, absent where it schedules none; who simulates that step takes it off.
+    step that the engine schedules ahead, 0 where it schedules none, absent where nobody knows; who simulates that step
+    takes it off.
     ``replicas``: the engines that sent rows in the last ten minutes, where several did; of a state that was merged,
     those it was made of, as of then.
     ``doubts``: why none of its coefficients should be used, one clause each.

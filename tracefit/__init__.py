@@ -16,7 +16,7 @@ What 20 chats of 2,000 prompt and 300 output tokens see, and how many fit 30 ms 
 
     >>> seen = config.request(prompt_tokens=2000, output_tokens=300, concurrency=20)
     >>> f"TTFT {seen.ttft.ms:.0f} ms, ITL {seen.itl.ms:.1f} ms, {seen.output_tokens_per_s:.0f} tokens/s"
-    'TTFT 130 ms, ITL 20.5 ms, 958 tokens/s'
+    'TTFT 129 ms, ITL 20.5 ms, 958 tokens/s'
     >>> plan = config.plan(prompt_tokens=2000, output_tokens=300, itl_ms=30, ttft_ms=1000)
     >>> plan.concurrency, plan.limit
     (34, 'itl')

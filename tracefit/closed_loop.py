@@ -52,6 +52,11 @@ many steps each, whose stalls are in them:
                                                handed over before
     R = k V + (O - 1) ITL                      time in the batch
 
+M is here that of n - max(1 - u, 0) (O - 1) / L requests: who decodes no more leaves its place empty, as far as prefills
+do not fill the steps.
+
+    u = n p / (T - n) (q + O - 1)              above 1 more prefills wait than there are tokens for
+
 Where shapes say no more than the coefficients do, it never comes earlier with a longer prompt, nor does ITL fall with
 N. ITL falls where a batch was measured to be faster than smaller ones.
 
@@ -59,8 +64,8 @@ N need not be whole, nor need n: between two whole n what is met is interpolated
 rest. N is the number a request *meets*, itself included; under random arrivals that is one more than the mean number in
 flight. Microseconds.
 
-Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. The rest lies
-between that of any moment and a whole step, and what is ahead between none and one, unless the engine said which.
+Ends of bands are the same sums over the lower and the upper ends of steps: of one in ten below and above. Which part of
+a step is left, from half to all of it, does not depend on what steps take: of both ends the squares are added.
 
 Guards: O - 1 >= 1e-9; weights are relative to where the flows balance, which is the peak, and end at 1e-6 of it.
 
@@ -79,7 +84,7 @@ from operator import mul
 from typing import NamedTuple
 
 from .exceptions import TOKENS_MAX, checked
-from .shapes import Band
+from .shapes import Band, together
 from .step_model import StepModel
 
 _TAIL = 1e-6
@@ -115,7 +120,7 @@ class Workload(NamedTuple):
 
 
 class Prefills:
-    """mu and pi of n requests, n a whole number; ``bound``: more prefills wait than there are tokens for."""
+    """mu and pi of n requests, n a whole number."""
 
     def __init__(self, requests: float, output: float, tokens: float, budget: float) -> None:
         self.requests = requests
@@ -125,9 +130,9 @@ class Prefills:
         self._decodes = max(output - 1.0, _DECODES_MIN)
 
     @property
-    def bound(self) -> bool:
-        """See the class."""
-        return self.requests * self.tokens > self._left * (self.chunks + self._decodes)
+    def load(self) -> float:
+        """The u of the module."""
+        return self.requests * self.tokens / (self._left * (self.chunks + self._decodes))
 
     def ended(self, j: float) -> float:
         """mu_j."""
@@ -165,14 +170,14 @@ class Prefills:
 
 
 class Met(NamedTuple):
-    """Of one batch: ITL, k V, rest + ahead M, k, w, and whether prefills fill every step."""
+    """Of one batch: ITL, k V, rest + ahead M, k, w, and u."""
 
     itl: Band
     own: Band
     rest: Band
     k: float
     away: float
-    prefill_bound: bool
+    load: float
 
     def towards(self, other: Met, part: float) -> Met:
         """``part`` of the way to the other."""
@@ -181,8 +186,7 @@ class Met(NamedTuple):
             return here + part * (there - here)
 
         itl, own, rest = (ends(between, *pair) for pair in zip(self[:3], other[:3], strict=True))
-        k, away = map(between, self[3:5], other[3:5])
-        return Met(itl, own, rest, k, away, self.prefill_bound or other.prefill_bound)
+        return Met(itl, own, rest, *map(between, self[3:], other[3:]))
 
 
 def ends(of: Callable[..., float], *bands: Band) -> Band:
@@ -200,10 +204,10 @@ def weighted(weights: Sequence[float], bands: Sequence[Band]) -> Band:
 class ClosedLoop:
     """The formulas of the module's docstring on the steps of one engine.
 
-    ``ahead``: how many steps it schedules ahead: likely, at least and at most.
+    ``ahead``: whether it schedules a step ahead.
     """
 
-    def __init__(self, steps: StepModel, ahead: Band) -> None:
+    def __init__(self, steps: StepModel, *, ahead: bool) -> None:
         self._steps = steps
         self._ahead = ahead
 
@@ -233,14 +237,17 @@ class ClosedLoop:
         first = bisect_left(range(last + 1), True, 1, key=lambda size: more(size) <= 0.0)
         if first <= last:
             n = 1.0 if first == 1 else min(first - more(first) / (more(first) - more(first - 1)), most)
-        at, queued = of(n), (in_flight - n) / n if n == most else 0.0
-        others = min(in_flight - 1.0, 1.0)
+        at = of(n)
+        left = max(n - max(1.0 - at.load, 0.0) * tokens / (at.k + tokens), 1.0)
+        at = at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl, rest=of(left).rest)
+        queued, others = (in_flight - n) / n if n == most else 0.0, min(in_flight - 1.0, 1.0)
 
-        def first_token(own: float, step: float, rest_us: float) -> float:
-            return own + max(queued * (own + tokens * step) - turnaround_us, others * rest_us)
+        def first_us(own_us: float, itl_us: float, rest_us: float) -> float:
+            return own_us + max(queued * (own_us + tokens * itl_us) - turnaround_us, others * rest_us)
 
-        first_us = ends(first_token, at.own, at.itl, at.rest)
-        return at._replace(itl=of(min(n + 1.0 - n / in_flight, most)).itl), first_us
+        own, itl, rest = ((us, us, us) for us, *_ in (at.own, at.itl, at.rest))
+        us, low, high = ends(first_us, own, itl, at.rest)
+        return at, together(ends(first_us, at.own, at.itl, rest), (0.0, low - us, high - us))
 
     def _times(self, work: Workload, n: int, turnaround_us: float) -> Met:
         """Of n requests in the batch."""
@@ -259,8 +266,8 @@ class ClosedLoop:
         itl, prefill, k = weighted(shares, bands[:-1]), weighted(turns, bands[1:]), sum(turns)
         life = k + tokens
         mean_us = (prefill[0] + tokens * itl[0]) / life
-        goes_on, half_us = 1.0 - life**-n, mean_us / 2.0
-        rest_us = max(mean_us - turnaround_us, half_us), half_us, mean_us
-        rest = ends(lambda of_running, ahead: of_running + ahead * goes_on * mean_us, rest_us, self._ahead)
+        half_us, ahead = mean_us / 2.0, self._ahead * (1.0 - life**-n)
+        rests = max(mean_us - turnaround_us, half_us), half_us, mean_us
+        rest = ends(lambda of_running: of_running + ahead * mean_us, rests)
         wait = max(turnaround_us / mean_us + 0.5, 1.0) if mean_us > 0.0 else 0.5
-        return Met(itl, prefill, rest, k, wait + self._ahead[0] * goes_on, prefills.bound)
+        return Met(itl, prefill, rest, k, wait + ahead, prefills.load)

@@ -101,10 +101,10 @@ class Target(NamedTuple):
 
     ``shapes`` are by the name of their cell, none while their factors are not applied; ``seen``: lowest and highest
     value of each feature per step; ``cells``, names of those visited (both empty: not known);
-    ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled ahead,
-    None where none is known to be; ``context_us_per_token``, what a token of decode context costs among steps of about
-    one size, None where nobody said; ``level``, of ``decode`` and ``prefill`` steps; ``change``, the newest confirmed
-    change of speed; ``outliers``, the engines of another speed than the others.
+    ``mean_factor`` is mean ÷ robust fit; ``step_ahead_us``, the part of the intercept that is a step scheduled
+    ahead, 0 where there is none, None where nobody knows; ``context_us_per_token``, what a token of decode context
+    costs among steps of about one size, None where nobody said; ``level``, of ``decode`` and ``prefill`` steps;
+    ``change``, the newest confirmed change of speed; ``outliers``, the engines of another speed than the others.
     """
 
     name: str

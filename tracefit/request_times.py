@@ -7,11 +7,16 @@ prompt tokens, of which p are computed, and O output tokens; a step has T tokens
     E2E  = TTFT + (O - 1) ITL + post_decode
     rate = N / (E2E + t')                      requests per second (Little's law); t' is t without what E2E has of it
 
-**Bands.** Reasons to be off that do not depend on each other are added as squares. Rows that are means hardly tell
-steps with one prompt: those of the own prompt are off by ONE_STEP, and all others, in TTFT and in ITL, by as much of it
-as steps have a prompt. Where prompts wait for tokens, how long depends on how sizes spread: that part of k V is off by
-_QUEUE_OFF. Outside of what was seen, and where rows were means, so that the answer rests on the
-coefficients, so are their errors (step_model.py): of a step of the prompt for TTFT, of a mean step for ITL.
+**Bands.** Reasons to be off that do not depend on each other are added as squares:
+
+* what single steps and the API server took, of one in ten below and above;
+* where nobody surely says whether the engine schedules a step ahead, TTFT if it is otherwise. What ``api_queueing`` has
+  of such a step is not in it then;
+* where rows are means, which hardly tell steps with one prompt: ONE_STEP of those of the own prompt, and of all others,
+  in TTFT and in ITL, as much of it as steps have a prompt;
+* where prompts wait for tokens, for how long depends on how sizes spread: _QUEUE_OFF of that part of k V;
+* outside of what was seen, and where rows are means, for the answer rests on the coefficients then: their errors
+  (step_model.py), of a step of the prompt for TTFT, of a mean step for ITL.
 
 Requests whose sizes are all the same gather until they arrive together. TTFT's band is that of sizes that differ, and
 does not hold that. ITL's lower end does: with g = min(n p, T) tokens of prompts in one step, which takes
@@ -43,13 +48,12 @@ Microseconds.
 from __future__ import annotations
 
 import math
-import operator
 from typing import NamedTuple
 
 from .closed_loop import ClosedLoop, Met, Prefills, Workload, ends
-from .document import ConfigDocument
+from .document import Coefficient, ConfigDocument, Target
 from .exceptions import REQUESTS_MAX, BadInputError, checked
-from .shapes import Band, unsure
+from .shapes import Band, together, unsure
 from .step_model import StepModel
 
 ONE_STEP = 0.15
@@ -109,6 +113,14 @@ _Step = tuple[float, float, float]
 """Prefill tokens, requests and tokens of decode context of a mean step."""
 
 
+class _Off(NamedTuple):
+    """Microseconds that TTFT and ITL may be off; and a step of the own prompt, in parts of it."""
+
+    ttft_us: float
+    itl_us: float
+    of_own_step: float
+
+
 class RequestTimes:
     """The formulas of the module's docstring on one configuration."""
 
@@ -118,7 +130,9 @@ class RequestTimes:
         self._config = config
         self._speculates = facts.get("speculative_decoding", False) not in (False, "none")  # a rule may tell the method
         self._whole_prompts = facts.get("enable_chunked_prefill") is False
-        self._loop = ClosedLoop(steps, _ahead(config))
+        self._ahead = _Ahead.of(config)
+        self._loop = ClosedLoop(steps, ahead=self._ahead.is_so)
+        self._otherwise = ClosedLoop(steps, ahead=not self._ahead.is_so)
 
     def slots(self, work: Workload) -> tuple[float, str]:
         """Requests that run at the same time at most, and which limit says so; inf where nobody said.
@@ -146,11 +160,11 @@ class RequestTimes:
         queueing = _outside_time(self._config, "api_queueing", "prompt_tokens", work.prompt)
         response = _outside_time(self._config, "first_response", "", 0.0)
         after = _outside_time(self._config, "post_decode", "output_tokens", work.output)
-        api = ends(operator.add, queueing, response)
+        api = together(queueing, response)
         turnaround_us = max(TURNAROUND_US, api[0])
-        at, ttft = self._loop.met(work, in_flight, slots, turnaround_us)
-        ttft = ends(operator.add, ttft, api)
-        e2e = ends(lambda first, step, last: first + tokens * step + last, ttft, at.itl, after)
+        at, first_token = self._met(work, in_flight, slots, turnaround_us)
+        ttft = together(first_token, api)
+        e2e = together(ends(lambda first, step: first + tokens * step, ttft, at.itl), after)
         per_s = 1e6 * in_flight / (e2e[0] + turnaround_us - api[0])
         least_us, memory_us = self._gathered_itl(work, running), self._memory_us(work, in_flight, at)
 
@@ -158,39 +172,57 @@ class RequestTimes:
         if memory_us:
             (refused if limit == "kv_capacity" and in_flight > slots else waits).append("kv_tokens")
         prefills = Prefills(running, work.output, work.uncached, self.steps.budget_of(running))
-        both, of_means = self._mean_steps(prefills, work, at.k), self.steps.of_means
-        met = both[1:] if of_means else both if tokens else both[:1]
+        both = self._mean_steps(prefills, work, at.k)
+        met = both[1:] if self.steps.of_means else both if tokens else both[:1]
         seen = (name for step in met for name in self.steps.outside(*step))
         outside = tuple(dict.fromkeys((*refused, *seen)))
         usable = self.steps.usable(outside, *met[0]) and not refused
 
-        of_first, of_itl, one_step = 0.0, 0.0, (2.0 if outside else 1.0) * ONE_STEP * of_means
-        if outside or of_means:
-            of_first, of_itl = (self.steps.spread(*step) for step in both)
-        with_prompt = min(running * at.k / (at.k + tokens), 1.0)  # of the steps
-        of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft[0] - at.own[0]))
-        queued_us = _QUEUE_OFF * max(1.0 - prefills.chunks / at.k, 0.0) * at.own[0]
-        first_us = math.hypot(of_first * ttft[0], of_prompts_us, queued_us)
-        between_us = math.hypot(of_itl, one_step * with_prompt) * at.itl[0]
-        first, between = Estimate(*unsure(ttft, first_us)), Estimate(*unsure(at.itl, between_us))
+        off = self._off(prefills, both, at, ttft[0], tokens, is_outside=bool(outside))
+        first, between = Estimate(*unsure(ttft, off.ttft_us)), Estimate(*unsure(at.itl, off.itl_us))
         return RequestEstimate(
             in_flight,
             running,
-            first._replace(high=max(first.high, api[0] + (1.0 + math.hypot(of_first, one_step)) * memory_us)),
+            first._replace(high=max(first.high, api[0] + (1.0 + off.of_own_step) * memory_us)),
             between._replace(low=min(between.low, least_us)) if tokens else Estimate(0.0, 0.0, 0.0),
-            Estimate(*unsure(e2e, first_us + tokens * between_us)),
+            Estimate(*unsure(e2e, off.ttft_us + tokens * off.itl_us)),
             per_s,
             per_s * work.output,
-            at.prefill_bound,
+            at.load > 1.0,
             (*outside, *waits),
             usable,
+        )
+
+    def _met(self, work: Workload, in_flight: float, slots: float, turnaround_us: float) -> tuple[Met, Band]:
+        """What is met, and the first token; where it is not known whether steps are ahead, its band holds both."""
+        at, first_token = self._loop.met(work, in_flight, slots, turnaround_us)
+        if self._ahead.is_known:
+            return at, first_token
+        _, otherwise = self._otherwise.met(work, in_flight, slots, turnaround_us)
+        off_us = otherwise[0] - first_token[0] + self._ahead.in_api_us
+        return at, together(first_token, (0.0, min(off_us, 0.0), max(off_us, 0.0)))
+
+    def _off(
+        self, prefills: Prefills, both: tuple[_Step, _Step], at: Met, ttft_us: float, tokens: float, *, is_outside: bool
+    ) -> _Off:
+        """How far the answer is off for other reasons than the spread of steps; ``tokens``: O - 1."""
+        of_means = self.steps.of_means
+        own, others = (self.steps.spread(*step) if is_outside or of_means else 0.0 for step in both)
+        one_step = (2.0 if is_outside else 1.0) * ONE_STEP * of_means
+        with_prompt = min(prefills.requests * at.k / (at.k + tokens), 1.0)  # of the steps
+        of_prompts_us = one_step * (at.own[0] + with_prompt * (ttft_us - at.own[0]))
+        queued_us = _QUEUE_OFF * max(1.0 - prefills.chunks / at.k, 0.0) * at.own[0]
+        return _Off(
+            math.hypot(own * ttft_us, of_prompts_us, queued_us),
+            math.hypot(others, one_step * with_prompt) * at.itl[0],
+            math.hypot(own, one_step),
         )
 
     def _memory_us(self, work: Workload, in_flight: float, at: Met) -> float:
         """The first token, at the latest, where requests wait for memory: (N / n' - 1) R and its prefill; else 0."""
         kv_tokens = self.steps.limits.kv_tokens
         fit = math.inf if kv_tokens is None else kv_tokens / (work.prompt + work.output)
-        if at.prefill_bound or min(in_flight, self.steps.requests_max) <= fit:
+        if at.load > 1.0 or min(in_flight, self.steps.requests_max) <= fit:
             return 0.0
         return at.own[0] + (in_flight / fit - 1.0) * (at.own[0] + (work.output - 1.0) * at.itl[0])
 
@@ -225,12 +257,24 @@ class RequestTimes:
         return low + max(full, 0.0) * max(full_low - low, 0.0)
 
 
-def _ahead(config: ConfigDocument) -> Band:
-    """Steps handed over before the last one ended: as the engine said, else as waits make likely, or none or one."""
-    if (said := config.scheduled_ahead) is not None:
-        return (float(said),) * 3
-    queueing = config.targets.get("api_queueing")
-    return float(queueing is not None and queueing.step_ahead_us is not None), 0.0, 1.0
+class _Ahead(NamedTuple):
+    """Whether the engine schedules a step ahead.
+
+    ``is_known``: the engine said it, or waits of requests surely speak for none. ``in_api_us``: how much of
+    ``api_queueing`` is a step that waits speak for.
+    """
+
+    is_so: bool
+    is_known: bool
+    in_api_us: float
+
+    @classmethod
+    def of(cls, config: ConfigDocument) -> _Ahead:
+        """As the engine said, else as waits make likely."""
+        queueing, said = config.targets.get("api_queueing"), config.scheduled_ahead
+        waits_us, intercept = queueing and queueing.step_ahead_us, _coefficient(queueing, "intercept")
+        in_api_us = min(waits_us or 0.0, intercept.value if intercept is not None else 0.0)
+        return cls(bool(waits_us) if said is None else said, said is not None or waits_us == 0.0, in_api_us)
 
 
 def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float) -> Band:
@@ -240,13 +284,16 @@ def _outside_time(config: ConfigDocument, name: str, feature: str, tokens: float
     told either, it may be off by itself.
     """
     target = config.targets.get(name)
-    model = None if target is None else target.models.get("portable")
-    if target is None or model is None:
+    intercept, per_token = (_coefficient(target, each) for each in ("intercept", feature))
+    if target is None or intercept is None:
         return 0.0, 0.0, 0.0
-    us_of = {each.name: each.value for each in model.coefficients}
-    base_us = max(us_of.get("intercept", 0.0) - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
-    us = base_us + us_of.get(feature, 0.0) * tokens
+    base_us = max(intercept.value - (target.step_ahead_us or 0.0), 0.0)  # that step is simulated
+    us = base_us + (tokens * per_token.value if per_token is not None else 0.0)
     p10, p90 = target.interval.pooled if target.interval is not None else (1.0, 1.0)
-    stderr_us = next((each.stderr for each in model.coefficients if each.name == "intercept"), None)
-    off_us = us * (target.interval is None) if stderr_us is None else _Z_80 * stderr_us
+    off_us = us * (target.interval is None) if intercept.stderr is None else _Z_80 * intercept.stderr
     return us, max(min(us * p10, us - off_us), 0.0), max(us * p90, us + off_us)
+
+
+def _coefficient(target: Target | None, name: str) -> Coefficient | None:
+    model = None if target is None else target.models.get("portable")
+    return None if model is None else next((each for each in model.coefficients if each.name == name), None)

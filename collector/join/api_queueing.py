@@ -19,11 +19,12 @@ touches; d is a step of the batch that the request met, by ``step_time``, or s w
 page. Prompts that may take several steps are left out.
 
 Where the rest of the longest third of prompts is above d / 2, the engine schedules a step ahead (asynchronous): most of
-their time is told by their tokens. Where without that step the shortest third or the longest is off by another one, as
-with sparse attention or speculative decoding, no constant is right, and nothing is usable.
+their time is told by their tokens. Where that of the shortest third is below d / 4 as well as theirs, it schedules
+none; else nobody knows. Where without that step the shortest third or the longest is off by another one, as with sparse
+attention or speculative decoding, no constant is right, and nothing is usable.
 
 Spans may tell the time to the first token alone. Then it takes the place of prefill. Half of the running step is taken
-off as well; api is in the rest, which has to be above d to show a step scheduled ahead, and raises no doubt.
+off as well; api is in the rest, for which both bounds are higher by d / 2, and raises no doubt.
 
 Times are in microseconds. Fewer than 20 requests tell nothing.
 """
@@ -211,14 +212,14 @@ def _with_rest(target: TargetSnapshot, arrivals: Arrivals, costs: _StepCosts, *,
         return target
     rests, third = rests_us / steps_us, math.ceil(len(rests_us) / 3)
     short, long = median_of(rests[:third]), median_of(rests[-third:])
-    ahead = long > steps - 0.5
+    ahead, surely_not = long > steps - 0.5, max(short, long) < steps - 0.75
     is_off = is_told and any(abs(rest - ahead) > 1.0 for rest in (short, long))
     rest_us = max(median_of(rests_us), 0.0)
     stderr_us = _SPREAD_TO_SE * float(np.abs(rests_us - rest_us).mean()) / math.sqrt(len(rests_us))
     return msgspec.structs.replace(
         target,
         models={name: _later(model, rest_us, stderr_us) for name, model in target.models.items()},
-        step_ahead_us=median_of(steps_us) if ahead else None,
+        step_ahead_us=median_of(steps_us) if ahead else 0.0 if surely_not else None,
         doubts=[_PRICE_OF_A_PROMPT] if is_off else [],
     )
 

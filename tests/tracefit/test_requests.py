@@ -256,12 +256,13 @@ def test_what_a_request_costs_outside_of_the_steps_is_added_once():
     after = with_api.e2e.us - with_api.ttft.us - 99 * with_api.itl.us
     assert after == pytest.approx(1500 + 1.7 * 100)
     bar, bare = (each.ttft.high - each.ttft.us for each in (with_api, without))
-    assert bar == pytest.approx(1.02 * bare + 0.5 * (900 + 0.4 * 1000) + 1.28 * 20), "of no rows, its standard error"
+    of_no_rows = 1.28 * 20  # its standard error
+    assert bar == pytest.approx(math.hypot(1.02 * bare, 0.5 * (900 + 0.4 * 1000), of_no_rows))
     untold = tree()
     intercept = example.feature("intercept", 1300.0, None, 1.0)
     untold["configs"][0]["targets"]["api_queueing"] = example.target("alpha", example.model(intercept))
     wide = config_of(untold).request(prompt_tokens=1000, output_tokens=100, concurrency=1).ttft
-    assert wide.high - wide.us == pytest.approx(1.02 * bare + 1300 + 1.28 * 20)
+    assert wide.high - wide.us == pytest.approx(math.hypot(1.02 * bare, 1300, of_no_rows))
 
 
 work = {
@@ -322,6 +323,27 @@ def test_the_band_holds_a_step_ahead_where_nothing_tells_of_it_and_a_fact_does(t
     assert unknown.high > ahead.us > sync.high
     assert answer("unknown", {"async_scheduling": True}) == ahead
     assert answer("unknown", {"async_scheduling": False}) == answer("sync", {"async_scheduling": True}) == sync
+
+
+@pytest.mark.parametrize("waits_us", [0.0, 300.0])
+def test_the_band_of_the_first_token_holds_a_step_ahead_unless_waits_speak_for_none(waits_us):
+    """Who is alone meets no such step: where waits speak for one, it may be the API server's time."""
+
+    def first(concurrency, **told):
+        document = tree()
+        config = document["configs"][0]
+        config["engines"][0]["scheduling"], config["telemetry"] = "unknown", "requests"
+        config["targets"]["api_queueing"] |= told
+        return config_of(document).request(prompt_tokens=800, output_tokens=250, concurrency=concurrency).ttft
+
+    alone, several = (first(count, step_ahead_us=waits_us) for count in (1, 24))
+    if waits_us:
+        assert several.low < several.us - 0.9 * step(0, 24, 24 * 925)
+        assert alone.high > alone.us + waits_us
+    else:
+        assert several.us == first(24).us
+        assert several.high < first(24).high
+        assert alone == first(1)
 
 
 def test_a_prefix_hit_is_not_counted_again_where_the_price_of_a_token_has_it():

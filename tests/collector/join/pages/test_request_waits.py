@@ -45,7 +45,7 @@ def test_the_wait_for_the_running_step_is_no_work_of_the_front_end(together, que
     """However many requests end between two pages, and whether they wait for a slot."""
     target = alpha(together=together, queue_s=queue_s)
     (intercept,) = target.models["portable"].features
-    assert (target.vector, intercept.status, target.step_ahead_us) == ("alpha", "weak", None)
+    assert (target.vector, intercept.status, bool(target.step_ahead_us)) == ("alpha", "weak", False)
     assert intercept.coefficient == pytest.approx(1e6 * FRONT_END_S, abs=1_500)
     assert target.mean_us == pytest.approx(1e6 * (FRONT_END_S + STEP_S / 2), rel=0.05)
 

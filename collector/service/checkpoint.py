@@ -29,13 +29,15 @@ from collector.join import Joiner, newest_unix_ns
 from collector.runtime import StartError
 from collector.telemetry import Restored
 from exporters.snapshot_file import write_atomically
-from online.state import StateError, Tree, decode
+from online.state import STATE_BYTES_MAX, StateError, Tree, decode
 
 NAME: Final = "state.bin"
 LOCK_NAME: Final = "tracefit.lock"
 PROGRESS: Final = "progress"
 STATES_NAME: Final = "states"
 """The folder of the states that a pull writes."""
+CONFIGURATION_BYTES_MAX: Final = 8 << 20
+"""Of a configuration in a checkpoint, unpacked. One takes 1 to 2 MB: 450 of them are more than ``STATE_BYTES_MAX``."""
 _PAUSE_MAX_NS: Final = 10_000_000_000
 """Twice the pause of an SDK's exporter."""
 _log = logging.getLogger(__name__)
@@ -169,8 +171,9 @@ class Directory:
 class CheckpointFile:
     """The checkpoint's file; used by the starting thread, then by the writer's."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, configs_max: int) -> None:
         self._path = directory / NAME
+        self._bytes_max = max(STATE_BYTES_MAX, configs_max * CONFIGURATION_BYTES_MAX)
         self.restored = Restored.EMPTY
         """What a start began with."""
         self.restored_unix_s = 0.0
@@ -188,7 +191,7 @@ class CheckpointFile:
                 half_written.unlink()
         try:
             data, written_unix_s = self._path.read_bytes(), self._path.stat().st_mtime
-            position = restore(decode(data))
+            position = restore(decode(data, self._bytes_max))
         except FileNotFoundError:
             return Position()
         except (OSError, StateError) as error:

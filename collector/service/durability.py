@@ -83,7 +83,7 @@ class Durability:
         self._config = config
         self._files = files or SystemFiles()
         self._directory = Directory(path)
-        self.checkpoint = CheckpointFile(path)
+        self.checkpoint = CheckpointFile(path, config.configs_max)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)
         self.has_log = config.durability == "log"
         """Whether what is acknowledged and not learned is there for the next process."""

@@ -13,10 +13,10 @@ from online.state import LEARNERS, StateError, encode
 
 
 def checkpoint(number):
-    return encode({PROGRESS: {"newest": number}, LEARNERS: {}})
+    return encode({PROGRESS: {"newest": number}, LEARNERS: {"large": "x" * 2000}})
 
 
-def load(directory, *, refuse=0):
+def load(directory, *, refuse=0, configs_max=1):
     """The file as a start finds it, with what it began; a checkpoint of a number may be refused."""
 
     def restore(tree):
@@ -25,14 +25,14 @@ def load(directory, *, refuse=0):
             raise StateError("does not fit")
         return Position(newest, newest)
 
-    file = CheckpointFile(directory)
+    file = CheckpointFile(directory, configs_max)
     newest = file.load(restore).newest
     return file, file.restored, newest
 
 
 @pytest.fixture
 def written(tmp_path):
-    CheckpointFile(tmp_path).write(checkpoint(20))
+    CheckpointFile(tmp_path, 1).write(checkpoint(20))
     return tmp_path
 
 
@@ -52,13 +52,20 @@ def test_a_bad_checkpoint_is_kept_beside_and_everything_is_learned_anew(written,
     assert (written / f"{NAME}.corrupt").exists(), "kept for inspection"
 
 
+def test_a_checkpoint_has_room_for_every_configuration_that_may_be_learned(written, monkeypatch):
+    monkeypatch.setattr("collector.service.checkpoint.STATE_BYTES_MAX", 10)
+    monkeypatch.setattr("collector.service.checkpoint.CONFIGURATION_BYTES_MAX", 10)
+    assert load(written, configs_max=500)[2] == 20
+    assert "unpacks to more" in load(written)[0].problem
+
+
 @pytest.mark.parametrize("call", ["os.open", "os.fsync", "pathlib.Path.replace"])
 def test_a_write_that_fails_leaves_a_readable_checkpoint(written, call):
     full = OSError(errno.ENOSPC, "No space left on device")
     with patch(call, side_effect=full), pytest.raises(OSError, match="No space"):
-        CheckpointFile(written).write(checkpoint(30))
+        CheckpointFile(written, 1).write(checkpoint(30))
     assert load(written)[2] == 20
-    CheckpointFile(written).write(checkpoint(40))
+    CheckpointFile(written, 1).write(checkpoint(40))
     assert load(written)[2] == 40
 
 

@@ -67,10 +67,7 @@ def describe_usage_error(error: click.UsageError) -> str:
         return error.ctx.get_help()
     text = " ".join(error.format_message().split()).rstrip(".").replace("valid float range", "number")
     if isinstance(error, click.MissingParameter) and error.ctx is not None:
-        needed = [param for param in error.ctx.command.params if param.required]
-        named = (f"{param.opts[0]} " if isinstance(param, click.Option) else "" for param in needed)
-        words = (name + param.make_metavar(error.ctx) for name, param in zip(named, needed, strict=True))
-        text = f"{text.partition('. ')[0]}; type '{' '.join([error.ctx.command_path, *words])}'"
+        text = f"{text.partition('. ')[0]}{_usage(error.ctx)}"
     if isinstance(error, click.NoSuchOption):
         text = f"there is no option {error.option_name!r}{_meant_option(error)}"
     if isinstance(error, click.NoSuchCommand):
@@ -78,16 +75,30 @@ def describe_usage_error(error: click.UsageError) -> str:
     near = re.search(r"'(\S+)' is not one of (.+)", text) if isinstance(error, click.BadParameter) else None
     if near:
         text += suggestion(near[1], near[2].replace("'", "").split(", "))
-    if re.search(r"unexpected extra argument \((us|ms|s)\)", text):
-        text += "; a time is one word, like 30ms"
     if url := re.search(r"Path '(https?://\S+)' does not exist", text):
         text += f"; a server is learned from by 'tracefit run --scrape {url[1]}'"
-    for option, kind in (("--config", r"\S+\.ya?ml"), ("--scrape", r"https?://\S+")):
-        surplus = re.search(rf"unexpected extra argument \(({kind})\)", text)
-        if surplus and option in _options(error):
-            text += f"; did you mean '{option} {surplus[1]}'?"
+    if surplus := re.search(r"unexpected extra arguments? \((.+)\)", text):
+        text += _meant_surplus(error, surplus[1])
     where = f"'{error.ctx.command_path} --help'" if error.ctx is not None else "--help"
     return f"usage error: {text[:1].lower()}{text[1:]} (see {where})"
+
+
+def _meant_surplus(error: click.UsageError, words: str) -> str:
+    """What to type in place of arguments that are too many."""
+    if words in ("us", "ms", "s"):
+        return "; a time is one word, like 30ms"
+    for option, kind in (("--config", r"\S+\.ya?ml"), ("--scrape", r"https?://\S+")):
+        if re.fullmatch(kind, words) and option in _options(error):
+            return f"; did you mean '{option} {words}'?"
+    return _usage(error.ctx) if error.ctx is not None else ""
+
+
+def _usage(context: click.Context) -> str:
+    """What to type where the parameters are too few or too many."""
+    needed = [param for param in context.command.params if param.required]
+    named = (f"{param.opts[0]} " if isinstance(param, click.Option) else "" for param in needed)
+    words = (name + param.make_metavar(context) for name, param in zip(named, needed, strict=True))
+    return f"; type '{' '.join([context.command_path, *words])}'"
 
 
 def _meant_command(error: click.NoSuchCommand) -> str:
@@ -110,6 +121,8 @@ def _meant_option(error: click.NoSuchOption) -> str:
         return f", but in the configuration: set {' or '.join(f'TRACEFIT_{each.upper()}' for each in keys)}"
     if not meant and (near := suggestion(name, has, 0.7)):
         return near
+    if isinstance(error.ctx and error.ctx.command, click.Group):
+        return "; options stand after a command, like 'tracefit run --config FILE'"
     own = ", ".join(sorted(each for each in has if each.startswith("--")))
     return own and f"; there are {own}"
 

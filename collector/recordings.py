@@ -307,11 +307,13 @@ def recording_files(paths: Iterable[str]) -> list[str]:
 def check_targets(*targets: Path | None, read: Iterable[Path] = ()) -> None:
     """StartError where a result would take the place of a file that is read, of another result, or of no file at all.
 
-    A result is renamed into its place, so that ``-o /dev/null`` of the root user would leave the machine without it.
+    A result is renamed into its place, so that ``-o /dev/null``, or ``-o /dev/stdout > file``, of the root user would
+    leave the machine without it.
     """
     taken = dict.fromkeys(map(os.path.realpath, recording_files(map(str, read))), "it is read")
     for target in filter(None, targets):
-        is_no_file = target.exists() and not target.is_file()
+        is_descriptor = str(target) == STDIN or (target.is_symlink() and target.readlink().is_relative_to("/proc"))
+        is_no_file = is_descriptor or (target.exists() and not target.is_file())
         why = "it is no file" if is_no_file else taken.get(os.path.realpath(target))
         if not target.absolute().parent.is_dir():
             why = "there is no such directory"

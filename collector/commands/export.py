@@ -115,7 +115,8 @@ def export_snapshot(
         snapshot = Snapshot.from_json(loaded.data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StartError(f"{source} is no snapshot of this version: {error}") from None
-    check_targets(out, read=[Path(source)])
+    file = None if out is None or str(out) == "-" else out
+    check_targets(file, read=[Path(source)])
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
@@ -126,11 +127,11 @@ def export_snapshot(
         content = as_json({"content": content.decode(), "warnings": list(coefficients.warnings)}).encode()
     for warning in coefficients.warnings:
         print_stderr(f"warning: {warning}")
-    if out is None or str(out) == "-":
+    if file is None:
         print_stdout(content.decode().removesuffix("\n"))
     else:
-        write_atomically(out, content)
-        print_stdout(f"written: {out}")
+        write_atomically(file, content)
+        print_stdout(f"written: {file}")
     return EXIT_OK
 
 

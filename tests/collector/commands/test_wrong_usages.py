@@ -31,10 +31,11 @@ def places(tmp_path):
     (published / "snapshot.json").write_bytes(Path(SNAPSHOT).read_bytes())
     newer.write_text('{"schema": "tracefit.snapshot/2", "configs": []}')
     os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "stdout").symlink_to("/proc/self/fd/1")
     configs = {name: tmp_path / f"{name}.yaml" for name in CONFIGS}
     for name, file in configs.items():
         file.write_text(CONFIGS[name])
-    known = {"snapshot": SNAPSHOT, "recording": RECORDING, "tmp": empty, "junk": junk}
+    known = {"snapshot": SNAPSHOT, "recording": RECORDING, "tmp": empty, "junk": junk, "stdout": tmp_path / "stdout"}
     return {**known, "published": published, "newer": newer, "pipe": tmp_path / "pipe", **configs}
 
 

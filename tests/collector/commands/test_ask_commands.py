@@ -57,7 +57,7 @@ PLANNED = ["fits      34 requests", "breaks the ITL target", "4 engines are need
     ("command", "options", "edit", "words"),
     [
         ("predict", STEP, None, ["35.7 ms   (8 of 10: 33.9 ms to 38.2 ms)"]),
-        ("predict", f"{LOAD} --concurrency 20", None, ["TTFT      130 ms", "ITL       20.5 ms", "E2E       6.27 s"]),
+        ("predict", f"{LOAD} --concurrency 20", None, ["TTFT      129 ms", "ITL       20.5 ms", "E2E       6.26 s"]),
         ("plan", f"{LOAD} --itl 30ms --ttft 1s --rate 12", None, PLANNED),
         ("plan", "--prompt 99 --output 9 --itl 300s", unlimited, ["fits      60 ", "give max_num_seqs or kv_tokens"]),
         ("plan", "--prompt 99 --output 9 --itl 300s --max-num-seqs 500", unlimited, ["fits      500 requests"]),

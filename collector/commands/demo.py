@@ -51,7 +51,7 @@ QUESTION, GPU_QUESTION = ({"prompt": 200, "output": 120, "itl": itl_ms} for itl_
 """The load that the demo plans for at its end: chats, as in docs/quickstart.md."""
 _RETRYABLE = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
 _DATA, _PACKED = Path(__file__).resolve().parents[2] / "tests" / "data", Path(__file__).with_name("recordings")
-_CELL = 23
+_CELL = 22
 KV_READ_NS = 131_072 / 3350.0
 """Of a token: bytes of keys and values in Llama 3.1 8B, by the bytes that an H100 reads in a nanosecond."""
 _FOREVER_NS = 1 << 62
@@ -312,7 +312,7 @@ class LearningTable:
 
 
 def _line(when: str, rows: str, cells: Iterable[str], error: str) -> str:
-    return f"{when:>9} {rows:>6}{''.join(f'{cell:>{_CELL}}' for cell in cells)} {error:>6}"
+    return f"{when:>9} {rows:>6}{''.join(f' {cell:>{_CELL}}' for cell in cells)} {error:>6}"
 
 
 def watch_of(table: LearningTable, address: str, clock: Clock) -> Callable[[float], None]:

@@ -28,7 +28,7 @@ from collector.decode import Telemetry
 from collector.join import Joiner, newest_unix_ns
 from collector.runtime import StartError
 from collector.telemetry import Restored
-from exporters.snapshot_file import write_atomically
+from exporters.snapshot_file import SNAPSHOT_NAME, write_atomically
 from online.state import STATE_BYTES_MAX, StateError, Tree, decode
 
 NAME: Final = "state.bin"
@@ -125,11 +125,11 @@ class Directory:
         """Make the directory if need be and lock it.
 
         Raises:
-            StartError: another process uses it, it cannot be written to, or something in it is neither file nor folder.
+            StartError: another process uses it, it cannot be written to, or a file of ours there is none.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            for each in self.path.iterdir():  # to open a pipe waits for its writer
+            for each in (self.path / name for name in (NAME, LOCK_NAME, SNAPSHOT_NAME)):  # a pipe waits for its writer
                 if each.exists() and not (each.is_file() or each.is_dir()):
                     raise StartError(f"cannot use {self._named} {self.path}: {each.name} is not a file; remove it")
             self._descriptor = os.open(self.path / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

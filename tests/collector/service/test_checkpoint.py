@@ -76,6 +76,7 @@ def test_the_next_process_learns_who_was_killed_before_it(tmp_path):
     killed, after = Directory(tmp_path / "killed"), Directory(tmp_path / "after")
     killed.take()
     (tmp_path / "after").mkdir()
+    os.mkfifo(tmp_path / "after" / "of another program")
     (tmp_path / "after" / LOCK_NAME).write_bytes((tmp_path / "killed" / LOCK_NAME).read_bytes())
     after.take()
     assert after.killed.split()[:2] == ["process", str(os.getpid())]

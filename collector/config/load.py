@@ -16,6 +16,7 @@ import contextlib
 import errno
 import json
 import math
+import os
 import re
 import textwrap
 import urllib.parse
@@ -171,8 +172,11 @@ def is_page_url(text: str) -> bool:
 
 
 def refuse_special(path: Path) -> None:
-    """OSError for a device, a socket or a named pipe, whose end may never come; a shell's ``<(…)`` has its writer."""
-    if path.resolve().exists() and not (path.is_file() or path.is_dir()):
+    """OSError for a device, a socket or a named pipe, whose end may never come.
+
+    A shell's ``<(…)`` has its writer, and ``/dev/null`` is a file without content.
+    """
+    if path.resolve().exists() and not (path.is_file() or path.is_dir() or path.samefile(os.devnull)):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 

@@ -54,7 +54,7 @@ class WatchedFiles(Generic[T]):
         try:
             self._held = load()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
-            raise ConfigError(key, f"{path}: {sentence(error)}") from None
+            raise ConfigError(key, f"{getattr(error, 'filename', None) or path}: {sentence(error)}") from None
 
     def newest(self) -> T:
         """The newest that could be read; from any thread, of which two at once may read it twice."""

@@ -133,7 +133,7 @@ def test_an_expired_certificate_is_replaced_while_running_and_a_broken_one_is_no
             pass
     put_pair(tls, authority.pair("a"))
     (tls / "tls.key").unlink()
-    with pytest.raises(ConfigError, match=r"No such file .*tls\.key"), running_sidecar(tmp_path, **tls_settings(tls)):
+    with pytest.raises(ConfigError, match=r"tls\.key: No such file"), running_sidecar(tmp_path, **tls_settings(tls)):
         pass
     put_pair(tls, authority.pair("expired", days=-1))
     with running_sidecar(tmp_path, **tls_settings(tls)) as sidecar:

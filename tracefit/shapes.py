@@ -84,8 +84,8 @@ _ROWS_MIN = 64.0
 _RATIO_MAX = 5.0
 _PER_OCTAVE = -math.log(8.0)
 _FALL_ERRORS = 4.0
-_UNSEEN_SHARE = 1e-6
-"""Of a cell without rows, in place of 0: it follows those with rows, and a pool of such cells has a mean."""
+_UNSEEN_SHARE, _UNSEEN_ERROR = 1e-6, 100.0
+"""Of a cell without rows, not 0 and infinite: it follows those with rows, and a pool of such cells has a mean."""
 _NOBODY_SAID = Interval((1.0, 1.0), {})
 
 _DECODE_FIRST = (*range(1, 17), *range(17, 898, 8))
@@ -332,9 +332,9 @@ class StepSurface:
         return _Nodes(fitted, [list(accumulate(row, max)) for row in zip(*along_requests, strict=True)])
 
     def _error(self, row: int) -> float:
-        """Error of T of a cell without prefill, in parts of it: by the spread of its stratum; 1 without rows."""
+        """Standard error of T of a cell without prefill, in parts of it: by the spread of its stratum."""
         if (row, -1) not in self._decodes:
-            return 100.0
+            return _UNSEEN_ERROR
         spread = _scatter(self._ratios(0.0, _DECODE_SIZES[row]))
         return spread / math.sqrt(self._decodes[row, -1].rows) or math.inf
 

@@ -81,6 +81,8 @@ class ExportQueue:
         """Queued, or in the worker's hands."""
         self._room: Future[None] = Future()
         """Done when there may be more room than before."""
+        self._awaited: tuple[Future[None], asyncio.Future[None]] | None = None
+        """The one that was waited for last, and the same for the loop."""
         self._closed = False
 
     @property
@@ -101,8 +103,14 @@ class ExportQueue:
                     refused = self.put_nowait(item)
                     if refused is None or refused.outcome not in NO_ROOM or self._is_large(item):
                         break
-                    await asyncio.shield(asyncio.wrap_future(room))  # others wait for it, too
+                    await asyncio.shield(self._in_loop(room))  # others wait for it, too
         return refused
+
+    def _in_loop(self, room: Future[None]) -> asyncio.Future[None]:
+        """The same for all who wait: each of its own would be held until there is room, which may be never."""
+        if self._awaited is None or self._awaited[0] is not room:
+            self._awaited = room, asyncio.wrap_future(room)
+        return self._awaited[1]
 
     def put_nowait(self, item: Export) -> Answer | None:
         """Admit an export (None) if there is room at this moment, or say why not."""

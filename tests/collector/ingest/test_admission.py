@@ -1,6 +1,7 @@
 """The byte-bounded queue: who enters, who waits, who is told what."""
 
 import asyncio
+import gc
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -92,6 +93,19 @@ def test_who_asks_at_the_very_moment_in_which_room_is_made_does_not_wait_for_the
     put(queue, "full", CAPACITY)
     batch = queue.take(CAPACITY, 0)
     assert asyncio.run(queue.put(sized(1))) is None
+
+
+def test_who_waited_in_vain_leaves_nothing_behind():
+    queue = make_queue(wait_s=0.001)
+    put(queue, "inside", CAPACITY)
+
+    async def scenario():
+        for _ in range(50):
+            await queue.put(sized(1))
+        gc.collect()
+        return sum(isinstance(each, asyncio.Future) for each in gc.get_objects())
+
+    assert asyncio.run(scenario()) < 25
 
 
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():

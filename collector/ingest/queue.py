@@ -14,7 +14,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from collector.decode import Export
@@ -83,6 +82,8 @@ class ExportQueue:
         """Done when there may be more room than before."""
         self._awaited: tuple[Future[None], asyncio.Future[None]] | None = None
         """The one that was waited for last, and the same for the loop."""
+        self._missed: Future[None] | None = None
+        """The one that did not come in all the time of an export: nobody waits for it in a log that stays full."""
         self._closed = False
 
     @property
@@ -95,15 +96,19 @@ class ExportQueue:
 
     async def put(self, item: Export) -> Answer | None:
         """Admit an export (None), waiting for room for a while if it is no large one, or say why not."""
-        refused: Answer | None = None
-        with suppress(TimeoutError):
+        refused, first = None, self._room
+        try:
             async with asyncio.timeout(self._wait_s):
                 while True:
                     room = self._room  # before it looks: room may come while it does
                     refused = self.put_nowait(item)
                     if refused is None or refused.outcome not in NO_ROOM or self._is_large(item):
                         break
+                    if refused.outcome is Outcome.LOG and room is self._missed:
+                        break
                     await asyncio.shield(self._in_loop(room))  # others wait for it, too
+        except TimeoutError:
+            self._missed = room if room is first else self._missed
         return refused
 
     def _in_loop(self, room: Future[None]) -> asyncio.Future[None]:

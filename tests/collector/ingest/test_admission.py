@@ -108,6 +108,25 @@ def test_who_waited_in_vain_leaves_nothing_behind():
     assert asyncio.run(scenario()) < 25
 
 
+def test_nobody_waits_for_room_in_a_log_that_has_made_none_in_all_the_time_of_another():
+    queue = ExportQueue(FakeClock(), capacity_bytes=CAPACITY, wait_s=0.001, record=lambda _: Outcome.LOG)
+
+    async def waits(meanwhile=lambda: None):
+        putting = asyncio.create_task(queue.put(sized(1)))
+        await asyncio.sleep(0)
+        waited = not putting.done()
+        meanwhile()
+        assert await putting == answer(Outcome.LOG)
+        return waited
+
+    async def scenario():
+        before = await waits(queue.retry), await waits(), await waits()
+        queue.retry()
+        return *before, await waits()
+
+    assert asyncio.run(scenario()) == (True, True, False, True)
+
+
 def test_closing_tells_those_who_wait_and_lets_the_rest_be_taken():
     queue = make_queue(wait_s=30)
     put(queue, "inside", CAPACITY)

@@ -37,7 +37,7 @@ from exporters.snapshot_file import SNAPSHOT_NAME, published_snapshot, write_ato
 from exporters.status_page import FleetSource
 from exporters.wording import STEP_TIME
 from online import Bank, ConfigSnapshot, Snapshot, StateError
-from online.state import Lineage, LineageLedger, StateTooLargeError
+from online.state import STATE_BYTES_MAX, Lineage, LineageLedger, StateTooLargeError
 from online.transfer import HIDES_HITS
 
 from .sources import fetch_states, find_places, find_targets
@@ -108,8 +108,9 @@ def fleet_snapshot(bank: Bank, generation: int = 1) -> Snapshot:
     )
 
 
-UNPACKED_BYTES_MAX = 1 << 28
-"""Of a state, which somebody else made. A configuration takes 1 to 2 MB, the largest state of recordings 14."""
+UNPACKED_BYTES, UNPACKED_RATIO = 1 << 26, 64
+"""What a state that somebody else made may unpack to: so much, or so many times its size. A configuration that has
+learned everything takes 1.2 MB, 17 times its size."""
 
 
 class Examined(NamedTuple):
@@ -127,7 +128,7 @@ def examine(name: str, path: Path, config: Config) -> Examined | FleetSource:
     bank = Bank(config)
     try:
         data = path.read_bytes()
-        bank.restore(data, UNPACKED_BYTES_MAX)
+        bank.restore(data, min(max(UNPACKED_BYTES, UNPACKED_RATIO * len(data)), STATE_BYTES_MAX))
     except StateError as error:
         is_large = isinstance(error, StateTooLargeError)
         return FleetSource(name, PullOutcome.TOO_LARGE if is_large else PullOutcome.UNEXPECTED, str(error))

@@ -81,7 +81,7 @@ def test_of_one_engine_twice_the_newest_is_taken_and_the_other_named(states, tmp
 
 def test_what_cannot_be_used_is_named_with_its_reason_and_the_others_are_merged(states, tmp_path, monkeypatch):
     monkeypatch.setattr(state_places, "STATE_BYTES_MAX", 200_000)
-    monkeypatch.setattr(pull, "UNPACKED_BYTES_MAX", 20 << 20)
+    monkeypatch.setattr(pull, "UNPACKED_BYTES", 20 << 20)
     served = {
         "good": states["e0"],
         "also": states["e1"],

@@ -47,12 +47,6 @@ def test_a_row_of_work_that_cannot_be_moves_no_coefficient(feature):
     assert coefficients(spoilt) == pytest.approx(coefficients(learned(rows)), rel=0.01)
 
 
-def test_statuses_say_what_the_data_say():
-    features = features_of(learned(steps(2000, 7, batch=(4, 4), prefill_share=0.3).rows))
-    assert features["prefill_tokens"].status == "identified"
-    assert features["requests"].status == "constant"
-
-
 def test_errors_have_the_quantiles_of_the_rows():
     rng = np.random.default_rng(15)
     ape = np.abs(rng.normal(0, 0.05, 4000))

@@ -186,20 +186,6 @@ def test_a_publisher_that_comes_back_is_heard_again_and_nothing_is_missing(publi
         assert subscriber.count(table.KV_MISSING) == 0
 
 
-def test_a_connecting_publisher_is_heard_by_binding():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    with listening(kv=(f"tcp://*:{port}",)) as subscriber, zmq.Context() as context, context.socket(zmq.PUB) as pub:
-        pub.connect(f"tcp://127.0.0.1:{port}")
-        (body,) = blocks(1)
-
-        def heard():
-            pub.send_multipart([b"", bytes(8), body])
-            return subscriber.seqs()
-
-        assert eventually(heard)[0] == 0
-
-
 def test_without_pyzmq_config_check_says_what_to_install_where_it_is_needed(monkeypatch):
     monkeypatch.setitem(sys.modules, "zmq", None)
     Sidecar(Config(), Clock())

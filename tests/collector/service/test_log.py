@@ -10,7 +10,7 @@ import pytest
 
 from collector.decode import Export
 from collector.runtime.filesystem import SystemFiles
-from collector.service.log import Log, LogFullError, is_segment
+from collector.service.log import Log, is_segment
 from tests.support.clocks import T0_NS
 
 
@@ -58,17 +58,6 @@ def test_segments_that_are_learned_go_and_no_others(tmp_path):
     assert (segments(tmp_path), again.size_bytes) == ([], 0)
     again.close()
     assert opened(tmp_path, read_from=201, newest=200).append(export(1)).seq == 201
-
-
-def test_a_full_log_refuses_and_takes_again_when_a_checkpoint_has_learned(tmp_path):
-    log = opened(tmp_path, capacity_bytes=10_000)
-    with pytest.raises(LogFullError):  # noqa: PT012
-        for number in range(1000):
-            log.append(export(number))
-    assert log.size_bytes <= 10_000
-    newest = log.newest
-    log.free(newest)
-    assert log.append(export(1)).seq == newest + 1
 
 
 def damaged(rng, directory):

@@ -73,15 +73,6 @@ def test_a_batch_that_fails_is_counted_and_makes_room(house):
     assert house.queue.in_flight_bytes == 0
 
 
-def test_a_closed_queue_is_drained_before_the_worker_ends(house):
-    for _ in range(50):
-        house.put()
-    house.worker.start()
-    assert house.worker.stop()
-    assert sum(len(batch) for batch in house.processor.batches) == 50
-    assert house.publisher.current().generation >= 1
-
-
 def test_a_worker_that_cannot_finish_in_time_says_what_it_has_not_learned_from(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(worker, "LAST_BATCH_S", 0.05)
     house = House(tmp_path, drain_s=0.05)

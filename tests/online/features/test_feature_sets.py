@@ -30,11 +30,6 @@ def test_a_hinge_is_taken_per_step_and_not_of_the_sum():
     assert features.evaluate(rows).tolist() == [[0.0], [5.0]]
 
 
-def test_the_intercept_of_an_interval_is_its_number_of_steps():
-    rows = _rows([_step(prefill_tokens=1, decode_context_tokens=2, requests=3)] * 4, [0, 3, 4])
-    assert portable(Target.STEP_TIME).evaluate(rows)[:, 0].tolist() == [3.0, 1.0]
-
-
 def test_what_is_not_known_of_one_step_is_not_known_of_its_row():
     rows = _rows([_step(requests=1), _step(), _step(requests=1)], [0, 2, 3])
     x = custom(Target.STEP_TIME, ("requests",)).evaluate(rows)

@@ -389,8 +389,8 @@ def table_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
             ]
             band = f"{inside:.0f} % ({INSIDE[0]}–{INSIDE[1]})" if inside >= 0.0 else "–"
             told = f"{step:.1f}" if step >= 0.0 else "–"
-            wrong = figures.get(f"{kind}, {source}: wrong, of")
-            answers = (f"{usable:.0f} %", "{} of {}".format(*wrong) if wrong else "–") if targets else ("–", "–")
+            wrong = "{} of {}".format(*figures[f"{kind}, {source}: wrong, of"])
+            answers = (f"{usable:.0f} %", wrong) if targets else ("–", "–")
             yield kind, source, f"{servers:.0f}", told, *cells, band, *answers
 
 

@@ -33,7 +33,7 @@ def answer_of(text):
     [
         ("prompt=2000&output=300&itl=30ms&ttft=&rate=12&ask=plan", "engines", "4 engines are needed for 12 requests/s"),
         ("prompt=2000&output=300&itl=1ms&ask=plan", "fits", "0 requests in flight"),
-        ("prompt=2000&output=300&concurrency=20&ask=load", "TTFT", "130 ms"),
+        ("prompt=2000&output=300&concurrency=20&ask=load", "TTFT", "129 ms"),
         ("requests=64&prefill=&context=57600&ask=step", "takes", "20.5 ms"),
         ("requests=64&context=57600&ask=step", "outside of what was learned from", "requests (1 to 60 seen)"),
         ("requests=125&context=57600&ask=step", "not usable, outside of what was learned from", "requests (1 to 60 "),

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -71,9 +70,6 @@ from online import Snapshot
 
 GENERATIONS_PER_FILE = 2
 """``snapshot.json`` is written at every second pause between generations: a slow disk is spared, and readers poll."""
-SWITCH_INTERVAL_S = 0.001
-"""How long the loop waits for the interpreter while the worker computes, several times in a call. With the 5 ms of
-Python a tenth of the calls waits twice as long, 6.2 instead of 3.1 ms."""
 STOP_TIMEOUT_S = 3.0
 """How long calls that run may still end after SIGTERM; with the rest of a stop it fits a pod's 30 s."""
 
@@ -330,5 +326,4 @@ def run(loaded: Loaded, clock: Clock) -> bool:
     if problem:
         _log.error("%s", problem)
 
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
     return asyncio.run(serve(lambda ask_stop: Sidecar(config, clock, ask_stop, problem=problem)))

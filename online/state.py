@@ -52,7 +52,6 @@ VERSION = 11
 LEARNERS = "learners"
 # Guard: memory.
 STATE_BYTES_MAX = 1 << 29
-_PIECE_BYTES = 1 << 16
 # Format: number of MessagePack's extension.
 _ARRAY = 1
 _HEAD_BYTES = len(MAGIC) + hashlib.blake2b().digest_size
@@ -96,7 +95,10 @@ def decode(data: bytes, bytes_max: int = STATE_BYTES_MAX) -> Tree:
     if _digest(body) != data[len(MAGIC) : _HEAD_BYTES]:
         raise StateError(f"corrupt state file: the checksum of {len(body)} bytes does not match")
     try:
-        content = zlib.decompress(body, bufsize=_unpacked_size(body, bytes_max))
+        unpacker = zlib.decompressobj()
+        content = unpacker.decompress(body, bytes_max)
+        if len(content) == bytes_max and not unpacker.eof:
+            raise StateTooLargeError(f"it unpacks to more than {bytes_max >> 20} MiB")
         _refuse_too_many(content, bytes_max >> 7)
         file = msgspec.msgpack.decode(content, type=_File, ext_hook=_array_of)
     except StateError:
@@ -107,19 +109,6 @@ def decode(data: bytes, bytes_max: int = STATE_BYTES_MAX) -> Tree:
         theirs = "another version of tracefit made it, and only that one can read it"
         raise StateError(f"state version {file.version} is not {VERSION}: {theirs}")
     return file.parts
-
-
-def _unpacked_size(body: memoryview, most: int) -> int:
-    """Bytes that it unpacks to, which nobody holds meanwhile; StateTooLargeError for more than ``most``."""
-    unpacker, size = zlib.decompressobj(), 0
-    for at in range(0, len(body), _PIECE_BYTES):
-        piece = bytes(body[at : at + _PIECE_BYTES])
-        while piece:
-            size += len(unpacker.decompress(piece, _PIECE_BYTES))
-            piece = unpacker.unconsumed_tail
-            if size > most:
-                raise StateTooLargeError(f"it unpacks to more than {most >> 20} MiB")
-    return size
 
 
 # Format: by the first byte of a MessagePack value, how many bytes tell its length, and how many come besides. What an

@@ -45,7 +45,6 @@ from collector.runtime import PrintLine, StartError, progress
 from collector.telemetry import Outcome, Skip
 
 STDIN: Final = "-"
-FILE_TRANSPORT: Final = "file"
 GZIP: Final = b"\x1f\x8b"
 EXPORT_BYTES_MAX: Final = 1 << 30
 SNIFF_BYTES: Final = 64
@@ -204,7 +203,7 @@ class Recording:
                 if isinstance(ends, Outcome) or not ends:  # JSON of metrics or logs has no span
                     return _NO_TRACES
                 unix_nano = max(ends)
-                item = Export(item, self.label, FILE_TRANSPORT, len(ends), self.label)
+                item = Export(item, self.label, len(ends), self.label)
             case KvBatch():
                 unix_nano = item.ts_unix_ns
             case ForwardPass(unix_ns=0):  # it comes when all before it of the same engine have passed

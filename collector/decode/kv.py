@@ -156,7 +156,6 @@ class _Line(msgspec.Struct, gc=False):
 
     payload_b64: bytes
     seq: int
-    recv_unix_ns: int = 0
 
 
 _LINE: Final = msgspec.json.Decoder(_Line)

@@ -45,7 +45,6 @@ class Export(NamedTuple):
 
     payload: bytes
     peer: str
-    transport: str
     spans: int
     recording: str = ""
     seq: int = 0

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from collector.config import Config
 from collector.decode import Export, parts_by_emitter
 from collector.decode.kv import KvBatch
-from collector.recordings import FILE_TRANSPORT, Timed, by_kind, in_batches
+from collector.recordings import Timed, by_kind, in_batches
 from collector.runtime import EXIT_FAILED, StartError, print_stderr, print_stdout, progress
 from collector.service import TAKE_BYTES, make_pipeline
 
@@ -131,7 +131,7 @@ def _entries_of(timed: Timed) -> Iterator[tuple[int, str, Entry]]:
     elif isinstance(item, Export):
         with contextlib.suppress(ValueError):  # its decoder could not read it either
             for part in parts_by_emitter(item.payload, label):
-                own = timed._replace(item=Export(part.payload, label, FILE_TRANSPORT, 0, label))
+                own = timed._replace(item=Export(part.payload, label, 0, label))
                 if not part.is_api or part.ids:
                     yield SHARED if part.is_api else _bucket_of(part.instance), part.instance, Entry(own, part.ids)
     else:

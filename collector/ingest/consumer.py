@@ -115,15 +115,15 @@ class ExportConsumer:
             spans = await self._count_spans(payload) if signal is Signal.TRACES else 0
             if isinstance(spans, Outcome):
                 return answer(spans)
-            export = Export(payload, connection, transport, spans, arrived_unix_ns=self._unix_nano())
-            refused = await self._enqueue(export) if spans else None
+            export = Export(payload, connection, spans, arrived_unix_ns=self._unix_nano())
+            refused = await self._enqueue(export, transport) if spans else None
         is_learned = signal is Signal.TRACES and (refused is None or refused.outcome not in NO_ROOM)
         if self._forward is not None and not is_learned:
             self._forward.enqueue(signal, payload, spans)
             return None
         return refused
 
-    async def _enqueue(self, export: Export) -> Answer | None:
+    async def _enqueue(self, export: Export, transport: Transport) -> Answer | None:
         """Put an export into the queue, and count its spans by what becomes of it; returns None, or the refusal."""
         outcome = Outcome.FAILED
         try:
@@ -133,7 +133,7 @@ class ExportConsumer:
             outcome = Outcome.QUEUE_FULL
             raise
         finally:
-            self._metrics.add(table.SPANS, export.spans, export.transport, outcome)
+            self._metrics.add(table.SPANS, export.spans, transport, outcome)
         return refused
 
     async def _count_spans(self, payload: bytes) -> int | Outcome:

@@ -4,7 +4,7 @@
     log.head                             number of the newest entry, so that a loss at the end is counted as well,
                                          and of the last one that was passed on to a backend
 
-    entry = mark u32 | length u32 | CRC-32 u32 | MessagePack of number, peer, transport, spans, arrival and payload
+    entry = mark u32 | length u32 | CRC-32 u32 | MessagePack of number, peer, spans, arrival and payload
 
 Little endian. ``length`` counts what follows the checksum, and the checksum covers it. Numbers grow by one. Whoever
 changes what an entry has, changes the last byte of the mark: a start finds no entry of another format, and counts them
@@ -45,7 +45,7 @@ _MISSES_MAX: Final = 1000
 """Wrong checksums in one segment, behind which no more entries are looked for: each costs the time of one."""
 _AHEAD_MAX: Final = 1 << 16
 """How many numbers further on the next whole entry may be."""
-_MARK: Final = b"\xf1tf\x02"
+_MARK: Final = b"\xf1tf\x03"
 _HEAD = struct.Struct("<4sII")
 _TOLD = struct.Struct("<QQI")
 """What ``log.head`` says: both numbers and their checksum."""
@@ -65,7 +65,7 @@ class _Segment(NamedTuple):
     size_bytes: int
 
 
-_decoder = msgspec.msgpack.Decoder(tuple[int, str, str, int, int, bytes])
+_decoder = msgspec.msgpack.Decoder(tuple[int, str, int, int, bytes])
 
 
 def is_segment(path: Path) -> bool:
@@ -152,7 +152,7 @@ class Log:
         """
         with self._lock:
             number = self.newest + 1
-            told = number, export.peer, export.transport, export.spans, export.arrived_unix_ns, export.payload
+            told = number, export.peer, export.spans, export.arrived_unix_ns, export.payload
             body = msgspec.msgpack.encode(told)
             entry = _HEAD.pack(_MARK, len(body), zlib.crc32(body)) + body
             if self.size_bytes and self.size_bytes + len(entry) > self.capacity_bytes:
@@ -241,9 +241,9 @@ def _entries_of(path: Path, first: int) -> Iterator[Export]:
         body = data[begin : begin + length]
         if len(body) == length and zlib.crc32(body) == checksum:
             with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # a sender's bytes, behind damage
-                number, peer, transport, spans, arrived_unix_ns, payload = _decoder.decode(body)
+                number, peer, spans, arrived_unix_ns, payload = _decoder.decode(body)
                 if expected <= number < expected + _AHEAD_MAX:
-                    yield Export(payload, peer, transport, spans, "", number, arrived_unix_ns)
+                    yield Export(payload, peer, spans, "", number, arrived_unix_ns)
                     expected, at = number + 1, data.find(_MARK, begin + length)
                     continue
         misses += 1

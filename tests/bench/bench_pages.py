@@ -173,7 +173,7 @@ def request_spans(board: Board) -> None:
                 requests += len(kept)
                 del scope.spans[:]
                 scope.spans.extend(kept)
-        pipeline.process([Export(export.SerializeToString(), name, "file", 1, name)])
+        pipeline.process([Export(export.SerializeToString(), name, 1, name)])
     pipeline.flush()
     (config,) = pipeline.snapshot(0, 1).configs
     features = config.targets[Target.STEP_TIME.value].models["portable"].features

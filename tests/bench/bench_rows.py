@@ -121,7 +121,7 @@ def blis_forms(snapshot: Snapshot, experiments: dict[str, dict]) -> dict[str, di
 
 
 def newest_end(payload: bytes) -> int:
-    return max(piece.span.end_time_unix_nano for _, piece in pieces_in([Export(payload, "", "", 0)]))
+    return max(piece.span.end_time_unix_nano for _, piece in pieces_in([Export(payload, "", 0)]))
 
 
 def replayed_errors(board: Board, coefficients: Path, out: Path) -> dict[str, dict[str, float]]:

@@ -52,7 +52,7 @@ def sidecar():
 def play(tape, _speed, directory, slowdown, **_):
     """A demo to its end, without the waiting."""
     sendings = schedule(tape, 1.0, FakeClock(), slowdown, directory.name)
-    pipeline = replayed((Export(each.payload, "", "grpc", 1) for each in sendings), 16, feature_sets=("portable",))
+    pipeline = replayed((Export(each.payload, "", 1) for each in sendings), 16, feature_sets=("portable",))
     directory.mkdir(parents=True)
     (directory / "state.bin").write_bytes(pipeline.state())
     for line in shown_lines(load(pipeline.snapshot(1, 1).to_json()).config(), 0, "step_time"):

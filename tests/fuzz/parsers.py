@@ -112,7 +112,7 @@ class Decode(Parser):
         return damaged(rng, whole) if rng.random() < 0.2 else whole
 
     def parse(self, data):
-        counts, exports = Counts(), [Export(each, "peer", "grpc", 1) for each in (data, self.good)]
+        counts, exports = Counts(), [Export(each, "peer", 1) for each in (data, self.good)]
         *_, good = decode_exports(exports, SpanWindow(64).accept, counts)
         assert good.steps["step_id"].tolist() == [9]
         return counts[table.DECODED_EVENTS, table.ACCEPTED] > 1 + len(self.guides)

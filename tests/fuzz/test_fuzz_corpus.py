@@ -40,5 +40,5 @@ def test_a_large_export_with_a_field_without_a_number_is_no_otlp():
 def test_a_fact_beyond_64_bits_in_an_export_does_not_stop_the_saving_of_the_state():
     export = make_export(40, steps_per_span=12)
     put(export.resource_spans[0].resource, {"vllm.max_num_seqs": "9" * 30, "vllm.block_size": "-" + "9" * 19})
-    pipeline = replayed([Export(export.SerializeToString(), "peer", "grpc", 40)])
+    pipeline = replayed([Export(export.SerializeToString(), "peer", 40)])
     assert restarted(pipeline).learned_rows == pipeline.learned_rows > 0

@@ -64,7 +64,7 @@ class Told:
             for _, peer, piece in spans[start : start + cut]:
                 of_peer.setdefault(peer, []).append(piece)
             exports += [
-                Export(export_of(group).SerializeToString(), peer, "test", len(group), "recording")
+                Export(export_of(group).SerializeToString(), peer, len(group), "recording")
                 for peer, group in of_peer.items()
             ]
         self.pipeline.process(exports)

@@ -49,6 +49,6 @@ def recording(path: Path) -> list[Export]:
     """Exports of a recording, with the peer each came from."""
     peers = [line["peer"] for line in received(path)]
     return [
-        Export(payload, peers[number] if peers else path.parent.name, "file", spans_in(payload), str(path))
+        Export(payload, peers[number] if peers else path.parent.name, spans_in(payload), str(path))
         for number, payload in enumerate(messages(path))
     ]

@@ -170,13 +170,13 @@ def exports_of(all_pieces: Sequence[Piece], size: int = 20) -> list[Export]:
     out = []
     for start in range(0, len(all_pieces), size):
         group = all_pieces[start : start + size]
-        out.append(Export(export_of(group).SerializeToString(), "peer", "test", len(group)))
+        out.append(Export(export_of(group).SerializeToString(), "peer", len(group)))
     return out
 
 
 def telemetry_in(payload: bytes, counts: Counts | None = None, peer: str = "peer") -> list[Telemetry]:
     """What the plain decoder makes of one export, of which no span was there before."""
-    export = Export(payload, peer, "grpc", 0)
+    export = Export(payload, peer, 0)
     return [*decode_exports([export], lambda *_: None, Counts() if counts is None else counts)]
 
 

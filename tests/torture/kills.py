@@ -174,7 +174,7 @@ def expected(exports):
     """What one pipeline learns of the same exports."""
     pipeline = make_pipeline(load(None, SETTINGS))
     for number, engine in product(range(exports), range(ENGINES)):
-        pipeline.process([Export(payload_of(engine, number), "peer", "grpc", 2)])
+        pipeline.process([Export(payload_of(engine, number), "peer", 2)])
     pipeline.flush()
     return learned(json.loads(pipeline.snapshot(1, 1).to_json()))
 

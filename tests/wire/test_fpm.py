@@ -177,7 +177,7 @@ def test_request_spans_beside_passes_tell_of_requests_and_not_of_steps_once_more
     alone.tell(*records())
     house.now = T0_NS  # the spans' clock
     house.tell(*records())
-    house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(engine(), {})])
+    house.pipeline.process([Export(payload, "peer", 1) for payload in span_exports(engine(), {})])
     alone.pipeline.flush()
     house.pipeline.flush()
     rows = house.rows()
@@ -190,7 +190,7 @@ def test_what_the_gpu_was_busy_leaves_the_steps_to_those_who_tell_of_them():
     house = House()
     house.now = T0_NS
     house.tell(*records(), times="gpu")
-    house.pipeline.process([Export(payload, "peer", "grpc", 1) for payload in span_exports(engine(), {})])
+    house.pipeline.process([Export(payload, "peer", 1) for payload in span_exports(engine(), {})])
     house.pipeline.flush()
     assert {name for _, name in house.rows()} >= {"gpu_time", "step_time", "queue_wait"}
 

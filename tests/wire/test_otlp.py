@@ -76,7 +76,7 @@ class Receivers:
 
     def fill(self):
         """There is no room."""
-        self.queue.put_nowait(Export(bytes(self.queue.capacity_bytes), "", "grpc", 1))
+        self.queue.put_nowait(Export(bytes(self.queue.capacity_bytes), "", 1))
 
     def drain(self):
         """There is room again."""

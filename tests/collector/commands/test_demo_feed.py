@@ -15,7 +15,7 @@ from tracefit import load
 
 def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
     sendings = islice(schedule(read_tape(find_recording(gpu=True)), 1.0, FakeClock(), engine="mine"), 68)
-    pipeline = replayed((Export(each.payload, "", "grpc", 1) for each in sendings), batch=64)
+    pipeline = replayed((Export(each.payload, "", 1) for each in sendings), batch=64)
     config = load(pipeline.snapshot(1, 1).to_json()).config("llama H100")
     assert (config.telemetry, config.usable) == ("steps+", True)
     times, host = StepTimes(data_dir / "gpu_step_times.json", "llama8b-h100"), Host()

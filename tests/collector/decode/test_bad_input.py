@@ -44,7 +44,7 @@ def sound():
 
 
 def export(*group: Piece) -> Export:
-    return Export(export_of(group).SerializeToString(), "peer", "test", len(group))
+    return Export(export_of(group).SerializeToString(), "peer", len(group))
 
 
 def changed(span: Span, key: str, value: object, *, event: int | None = None) -> Span:
@@ -136,7 +136,7 @@ def test_attributes_that_nobody_reads_cost_nothing(sound):
     request = export_of([Piece("many", STEP_SCOPE, span)])
     request.resource_spans[0].resource.attributes.extend(flood)
     pipeline = new_pipeline()
-    pipeline.process([Export(request.SerializeToString(), "peer", "test", 1)])
+    pipeline.process([Export(request.SerializeToString(), "peer", 1)])
     assert pipeline.take_counts()[table.DECODED_EVENTS, table.ACCEPTED] == 3
     assert len(pipeline.joiner.emitters[0].facts.as_dict()) < 200
 

@@ -123,7 +123,7 @@ def test_exports_are_read_side_by_side_and_one_that_is_damaged_is_counted_with_i
     broken_event = otlp.steps_export([otlp.summary(1), otlp.summary(2)[:-1]], span_id=b"brokenev")
     no_text = otlp.export(("fastapi", [b"\x2a\x01\xff"]))
     payloads = (good[0], good[1][:-3], b"", broken_event, no_text, good[1], good[1], good[2] + good[3])
-    exports = [Export(payload, f"peer-{number}", "grpc", 3) for number, payload in enumerate(payloads)]
+    exports = [Export(payload, f"peer-{number}", 3) for number, payload in enumerate(payloads)]
     counts = Counts()
     told = decode_exports(exports, SpanWindow(64).accept, counts)
     assert [(one.peer, len(one.steps)) for one in told] == [

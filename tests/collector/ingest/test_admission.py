@@ -26,7 +26,7 @@ def make_queue(clock=None, *, wait_s=0.0, batch_s=0.0):
 
 
 def sized(size_bytes, name="", address="a"):
-    return Export(bytes(size_bytes), f"{address}:1", "grpc", 1, name)
+    return Export(bytes(size_bytes), f"{address}:1", 1, name)
 
 
 def put(queue, name, size_bytes, *address):

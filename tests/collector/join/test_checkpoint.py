@@ -58,11 +58,11 @@ def test_an_engine_whose_host_s_clock_was_set_back_before_the_restart_is_learned
     """By a day; it is the same process or a new one."""
     ahead = new_pipeline()
     day = make_export(100, steps_per_span=20, begin_ns=T0_NS + 86_400 * 10**9)
-    ahead.process([Export(day.SerializeToString(), "peer", "grpc", 100)])
+    ahead.process([Export(day.SerializeToString(), "peer", 100)])
     ahead.flush()
     after = restarted(ahead, now_unix_ns=T0_NS + 3_600 * 10**9)
     now = make_export(100, steps_per_span=20, first_step=first_step)
-    after.process([Export(now.SerializeToString(), "peer", "grpc", 100)])
+    after.process([Export(now.SerializeToString(), "peer", 100)])
     after.flush()
     assert learned(after.take_counts()) > 1_900
 
@@ -103,7 +103,7 @@ def test_what_an_engine_claims_of_its_first_steps_leaves_a_checkpoint_that_all_c
             for attribute in event.attributes:
                 if attribute.key.startswith("step.ts_"):
                     attribute.value.int_value += pause_ns
-    before.process([Export(request.SerializeToString(), "peer", "grpc", 2)])
+    before.process([Export(request.SerializeToString(), "peer", 2)])
     before.joiner.drain(flush=pause_ns > 0)
     after = Joiner.from_checkpoint(before.joiner.to_checkpoint(), SETTINGS)
     assert after.engines.keys() == before.joiner.engines.keys()

@@ -39,7 +39,7 @@ def said(second: int, instance: str = "honest", *, steps=STEPS, ahead_s=0.0, lat
             elif attribute.key.startswith("step.ts_"):
                 attribute.value.int_value += 7_000_000 * sum(instance.encode())
     arrived_unix_ns = T0_NS + (second + 2) * STEPS * STEP_US * 1000 if known else 0
-    return Export(request.SerializeToString(), "peer", "grpc", 1, arrived_unix_ns=arrived_unix_ns)
+    return Export(request.SerializeToString(), "peer", 1, arrived_unix_ns=arrived_unix_ns)
 
 
 def counting(pipeline):

@@ -47,7 +47,7 @@ def test_three_files_of_a_rotation_are_one_source_in_the_order_of_one_file(tmp_p
         (tmp_path / name).write_bytes(pack(delimited(*part)))
     said = [timed.item for timed in merged(open_recordings([tmp_path / name for name in names[::-1]], print))]
     assert [export.payload for export in said] == [export.SerializeToString() for export in exports]
-    assert {(export.recording, export.transport) for export in said} == {(str(tmp_path / "t.pb"), "file")}
+    assert {export.recording for export in said} == {str(tmp_path / "t.pb")}
 
 
 def test_a_directory_is_every_file_in_it_once_but_for_hidden_ones(tmp_path):

@@ -34,7 +34,7 @@ def generation(pipeline, number):
             request = make_export(6, first_step=first_step, instance=f"pod-{number}-{process}{emitter}")
             for span in request.resource_spans[0].scope_spans[0].spans:
                 span.span_id = emitter.encode() + span.span_id[1:]
-            pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 6)])
+            pipeline.process([Export(request.SerializeToString(), "peer", 6)])
     pipeline.snapshot(1, number)
     return pipeline.take_counts()
 

@@ -71,7 +71,7 @@ def steps_of(instance, first_step, steps):
             if each.key in ("step.ts_start_ns", "step.ts_end_ns"):
                 each.value.int_value += 10**6 * ord(instance)
     request.resource_spans[0].resource.attributes.add(key="vllm.model").value.string_value = "m"
-    return Export(request.SerializeToString(), instance, "grpc", 1)
+    return Export(request.SerializeToString(), instance, 1)
 
 
 def rows_in(configs):
@@ -95,7 +95,7 @@ def live(name):
 def test_what_ends_while_much_is_open_is_published_although_nothing_comes_after_it(name):
     """The recording lasts 73 s; its first row would leave after 180."""
     recorded = name == "c6_saturated"
-    house, exports = House(), live(name) if recorded else [Export(one, "p", "grpc", 1) for one in step_payloads(35)]
+    house, exports = House(), live(name) if recorded else [Export(one, "p", 1) for one in step_payloads(35)]
     house.feed(exports, pace_s=0.0 if recorded else 0.6)
     assert not recorded or house.publisher.current() is None
     house.silence()
@@ -176,7 +176,7 @@ def test_request_spans_give_coefficients_a_minute_after_thirty_answers():
     spans.sort(key=lambda span: span.end_time_unix_nano)
     for span, after in itertools.pairwise(spans[:1] + spans):
         house.clock.advance((after.end_time_unix_nano - span.end_time_unix_nano) / 1e9)
-        house.turn(Export(export_of([Piece("api", STOCK_SCOPE, after)]).SerializeToString(), "api", "grpc", 1))
+        house.turn(Export(export_of([Piece("api", STOCK_SCOPE, after)]).SerializeToString(), "api", 1))
         if house.rows().get("step_time"):
             break
     (config,) = house.publisher.current().configs
@@ -224,7 +224,7 @@ def test_what_waits_is_not_waited_for_longer_after_the_clock_here_was_set_back(b
             house.clock.set_back(back_s)
             begin_ns -= back_s * 10**9
         export = make_export(steps_per_span=50, first_step=first_step, begin_ns=begin_ns)
-        house.feed([Export(export.SerializeToString(), "a", "grpc", 1)], pace_s=1.0)
+        house.feed([Export(export.SerializeToString(), "a", 1)], pace_s=1.0)
     house.silence()
     assert house.rows()["step_time"] > before + 1400
     assert house.event_time.pending is None

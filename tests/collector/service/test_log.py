@@ -22,7 +22,7 @@ def opened(directory, *, capacity_bytes=1 << 16, files=None, read_from=1, newest
 
 def export(number, size_bytes=100):
     payload = number.to_bytes(4, "big") * (size_bytes // 4)
-    return Export(payload, f"peer-{number}", "grpc", number, arrived_unix_ns=T0_NS + number)
+    return Export(payload, f"peer-{number}", number, arrived_unix_ns=T0_NS + number)
 
 
 def segments(directory):
@@ -113,13 +113,13 @@ def test_800_damages_cost_the_entries_they_lie_in_and_are_counted(tmp_path):
         again.close()
 
 
-FAR_AHEAD = msgspec.msgpack.encode((1 << 40, "a", "b", 1, 1, b""))
+FAR_AHEAD = msgspec.msgpack.encode((1 << 40, "a", 1, 1, b""))
 
 
-@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x96\x02\xa1\xff\xa1b\x01\x01\xc4\x00", FAR_AHEAD])
+@pytest.mark.parametrize("meta", [b"\xc1", b"\x90", b"\x95\x02\xa1\xff\x01\x01\xc4\x00", FAR_AHEAD])
 def test_an_entry_that_a_sender_made_up_inside_of_its_own_ends_no_start(tmp_path, meta):
     log = opened(tmp_path)
-    forged = b"\xf1tf\x02" + struct.pack("<II", len(meta), zlib.crc32(meta)) + meta
+    forged = b"\xf1tf\x03" + struct.pack("<II", len(meta), zlib.crc32(meta)) + meta
     first, _, third = [log.append(export(n)._replace(payload=b"x" + forged)) for n in (1, 2, 3)]
     log.close()
     (path,) = segments(tmp_path)

@@ -39,7 +39,7 @@ def test_configurations_beyond_the_bound_are_counted_and_those_that_were_silent_
     def counted(*told):
         for first_step, instance in told:
             request = make_export(steps_per_span=200, first_step=first_step, instance=instance)
-            pipeline.process([Export(request.SerializeToString(), "peer", "grpc", 1)])
+            pipeline.process([Export(request.SerializeToString(), "peer", 1)])
         pipeline.flush()
         counts = pipeline.take_counts()
         rows = [counts[table.ROWS, Target.STEP_TIME, each] for each in (RowOutcome.LEARNED, RowOutcome.LIMIT_EXCEEDED)]

@@ -84,7 +84,7 @@ def test_itl_is_predicted_where_request_spans_come_of_bursts_beyond_capacity(mac
     engine = serve(machine, 180.0, 3, traffic=traffic)
     pipeline = new_pipeline(**EVERY_REQUEST)
     for export in request_exports(machine, engine):
-        pipeline.process([Export(export, machine, "file", spans_in(export), machine)])
+        pipeline.process([Export(export, machine, spans_in(export), machine)])
     pipeline.flush()
     view = view_of(pipeline)
     assert view.predicted.itl_us == pytest.approx(view.workload.itl_us, rel=0.2)
@@ -134,7 +134,7 @@ def test_what_a_server_was_asked_before_it_fell_silent_is_forgotten():
 def test_the_load_of_senders_without_a_place_is_not_kept_and_replaces_nobodys():
     pipeline = new_pipeline(engines_max=1)
     for name in ("engine", "stranger", "another"):
-        pipeline.process([Export(make_export(instance=name).SerializeToString(), "", "", 1)])
+        pipeline.process([Export(make_export(instance=name).SerializeToString(), "", 1)])
     assert pipeline.revision[-1] == 1, "processes whose load is known"
 
 

@@ -13,7 +13,7 @@ from tests.support.step_exports import make_export
 def two_engines(pipeline, first_step):
     for engine, other_steps in (("good", 0), ("bad", 5000)):
         payload = make_export(60, first_step=first_step + other_steps, instance=engine).SerializeToString()
-        pipeline.process([Export(payload, "peer", "grpc", 60)])
+        pipeline.process([Export(payload, "peer", 60)])
 
 
 @pytest.fixture

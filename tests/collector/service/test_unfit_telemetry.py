@@ -15,7 +15,7 @@ MS = 1_000_000
 
 def published(payloads):
     """The configuration that was learned from these exports, as a client reads it, and how sure its step time is."""
-    pipeline = replayed(Export(payload, "peer", "grpc", 1) for payload in payloads)
+    pipeline = replayed(Export(payload, "peer", 1) for payload in payloads)
     config = tracefit.load(pipeline.snapshot(T0_NS, 1).to_json()).config()
     return config, {coefficient.status for coefficient in config.coefficients("step_time")}
 

@@ -41,7 +41,7 @@ class House:
         self.writer = SnapshotWriter(directory, self.publisher, 3600, **around)
 
     def put(self, spans=1, size_bytes=10):
-        assert self.queue.put_nowait(Export(bytes(size_bytes), "peer:1", "grpc", spans)) is None
+        assert self.queue.put_nowait(Export(bytes(size_bytes), "peer:1", spans)) is None
 
     def learn(self):
         """An export's worth, at once."""

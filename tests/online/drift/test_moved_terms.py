@@ -62,7 +62,7 @@ def test_on_a_gpu_each_change_is_told_once_and_by_the_term_that_rose_and_fell():
     """Steps with prefill take many times as long there, so that a constant is a small share of them."""
     engine = serve("llama8b-h100", 165.0, 4, slower=lambda second, us: us + 3000.0 * (45.0 <= second < 105.0))
     pipeline, told = new_pipeline(), []
-    exports = [Export(each, "x", "grpc", 1) for each in step_exports("llama8b-h100", engine)]
+    exports = [Export(each, "x", 1) for each in step_exports("llama8b-h100", engine)]
     for start in range(0, len(exports), 15):
         pipeline.process(exports[start : start + 15])
         target = pipeline.snapshot(1, 1).configs[0].targets.get(STEP)

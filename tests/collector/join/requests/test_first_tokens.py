@@ -72,7 +72,7 @@ def test_the_shortest_or_the_longest_prompts_that_take_three_steps_more_are_a_do
 
 
 def published_by(payloads):
-    return only_config(replayed([Export(payload, "peer", "test", 1) for payload in payloads]))
+    return only_config(replayed([Export(payload, "peer", 1) for payload in payloads]))
 
 
 @pytest.mark.parametrize("ahead", [False, True])

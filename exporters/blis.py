@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
+from exporters.what_if import Advisory
 from exporters.wording import REASONS, estimate, printable
 from online import ConfigSnapshot, FeatureSnapshot, Snapshot
 from online.features import ACTIVE_EXPERTS, experts_in, share_touched
@@ -161,7 +162,6 @@ def blis_coefficients(
         kv_us_per_token=kv_us,
         limits=_limits(config, hardware),
         warnings=(
-            *(f"not usable: {doubt}" for doubt in config.doubts),
             *experts.warnings,
             *folded.warnings,
             *_doubtful_coefficients(config, used),
@@ -405,12 +405,14 @@ def _number(value: float) -> str:
 def export(
     snapshot: Snapshot, config: ConfigSnapshot, file_format: str = "blis-yaml", **options: Any
 ) -> tuple[bytes, Coefficients]:
-    """A configuration of a snapshot as ``blis-yaml`` or ``blis-flags``, and what it has.
+    """A configuration of a snapshot as ``blis-yaml`` or ``blis-flags``, and what it has, the verdict first.
 
     Raises:
         BlisError: as :func:`blis_coefficients`, whose ``options`` these are.
     """
-    coefficients = blis_coefficients(config, **options)
+    coefficients, verdict = blis_coefficients(config, **options), Advisory().verdict(snapshot, config)
+    said = (f"{verdict.state}: {reason}" for reason in verdict.reasons)
+    coefficients = coefficients._replace(warnings=(*said, *coefficients.warnings))
     if file_format == "blis-flags":
         return render_flags(coefficients), coefficients
     return render_yaml(snapshot, config, coefficients), coefficients

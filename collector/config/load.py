@@ -196,7 +196,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         text = read_file(path).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "is not UTF-8 text"
-        raise ConfigError(str(path), f"cannot be read: {reason}") from None
+        raise ConfigError(str(path), f"cannot be read as --config: {reason}") from None
     tree = _parse_yaml(text, str(path))
     if tree is None:
         return {}

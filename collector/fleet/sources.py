@@ -60,6 +60,8 @@ def find_places(source: str, resolve: Resolve = addresses_of) -> list[Place]:
     try:
         if "://" in source:
             return [StateSource(each.server, each) for each in targets_behind(source, STATE_PATH, resolve)]
+        if Path(source).is_fifo():  # a state is read twice: to choose, then to add
+            return [FleetSource(source, PullOutcome.UNREACHABLE, "a pipe can be read only once: give a file")]
         names = sorted(map(str, state_files(Path(source))))
         return [*map(StateSource, names)] or [FleetSource(source, PullOutcome.UNREACHABLE, "there is no *.bin")]
     except (OSError, ValueError) as error:

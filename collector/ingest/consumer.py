@@ -129,8 +129,8 @@ class ExportConsumer:
         try:
             refused = answer(Outcome.MEMORY) if self._memory.is_short() else await self._queue.put(export)
             outcome = Outcome.ACCEPTED if refused is None else refused.outcome
-        except asyncio.CancelledError:  # its sender has left while it waited for room
-            outcome = Outcome.QUEUE_FULL
+        except asyncio.CancelledError as left:  # its sender has left while it waited for room
+            outcome = left.args[0].outcome
             raise
         finally:
             self._metrics.add(table.SPANS, export.spans, transport, outcome)

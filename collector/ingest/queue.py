@@ -95,7 +95,11 @@ class ExportQueue:
     # --- the receivers' side ----------------------------------------------------------------------------------------
 
     async def put(self, item: Export) -> Answer | None:
-        """Admit an export (None), waiting for room for a while if it is no large one, or say why not."""
+        """Admit an export (None), waiting for room for a while if it is no large one, or say why not.
+
+        Raises:
+            CancelledError: the caller gave up while it waited; with the answer until then.
+        """
         refused, first = None, self._room
         try:
             async with asyncio.timeout(self._wait_s):
@@ -109,6 +113,8 @@ class ExportQueue:
                     await asyncio.shield(self._in_loop(room))  # others wait for it, too
         except TimeoutError:
             self._missed = room if room is first else self._missed
+        except asyncio.CancelledError:
+            raise asyncio.CancelledError(refused) from None
         return refused
 
     def _in_loop(self, room: Future[None]) -> asyncio.Future[None]:

@@ -60,6 +60,17 @@ def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(for
         assert (refused, forward.got) == (None, [(Signal.TRACES, payload, 1)])
 
 
+def test_spans_of_a_sender_who_leaves_are_counted_by_what_they_waited_for():
+    def leave(_):
+        asyncio.current_task().cancel()
+        return Outcome.LOG
+
+    queue, metrics = ExportQueue(FakeClock(), capacity_bytes=1 << 20, record=leave), Metrics(CollectorRegistry())
+    with pytest.raises(asyncio.CancelledError):
+        take_in(ExportConsumer(queue, metrics), make_export().SerializeToString())
+    assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.LOG) == 1
+
+
 def test_what_is_put_is_taken_in_order_and_together_as_far_as_the_batch_may_grow():
     queue = make_queue()
     for item in "abcd":

@@ -42,6 +42,8 @@ TIMEOUT_S = 5.0
 GOOD, FAIR, POOR = "good", "fair", "poor"
 _REASONS_SHOWN, _NAMES_SHOWN = 3, 2
 
+_PROBLEMS = ("_problem", "refused", "unsaved")
+"""What readiness says of problems is called so, or ends so."""
 _LOSSES = (
     (table.SPANS, "spans were refused"),
     (table.DECODED_SPANS, "spans were left out"),
@@ -170,10 +172,10 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     except msgspec.DecodeError:
         detail = {}
     nothing_yet = NOTHING_YET.for_port(detail.get("otlp_grpc_port", OTLP_PORT))
-    problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith("_problem") and said]
-    is_ready, version = status == HTTPStatus.OK, ", ".join(counts.of(table.BUILD_INFO))
-    state = f"tracefit {version}, {'takes' if is_ready else 'refuses'} telemetry"
-    yield Finding(POOR if not is_ready else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
+    problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith(_PROBLEMS) and said]
+    takes, version = status == HTTPStatus.OK and "refused" not in detail, ", ".join(counts.of(table.BUILD_INFO))
+    state = f"tracefit {version}, {'takes' if takes else 'refuses'} telemetry"
+    yield Finding(POOR if not takes else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
     if sources := counts.of(table.FLEET_SOURCES):
         said = ", ".join(f"{number:,} {outcome}" for outcome, number in sources.items())
         yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")

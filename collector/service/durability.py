@@ -172,7 +172,9 @@ class Durability:
         try:
             recorded = self.log.append(export) if self.has_log else export
         except OSError as error:
-            problem = _FULL if isinstance(error, LogFullError) else f"the log cannot be written: {error.strerror}"
+            where = error.filename or self._directory.path
+            problem = f"the log cannot be written, {where}: {error.strerror}"
+            problem = _FULL if isinstance(error, LogFullError) else problem
             if problem != self._refusing:  # one line per change
                 _log.error("%s; exports are refused", problem)
             self._refusing = problem

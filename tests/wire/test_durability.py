@@ -11,6 +11,7 @@ from functools import cache
 import grpc
 import pytest
 
+from collector.cli import main
 from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import WRITER
@@ -134,7 +135,7 @@ def test_entries_that_no_checkpoint_has_learned_are_read_again_before_anything_n
 
 @pytest.mark.parametrize(
     ("call", "refused"),
-    [("write_atomically", "the log is full"), ("write", "the log cannot be written: No space left on device")],
+    [("write_atomically", "the log is full"), ("write", "the log cannot be written, {}: No space left on device")],
 )
 def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, call, refused):
     """Full, while a checkpoint that would empty it waits for the disk; or no write succeeds."""
@@ -146,7 +147,7 @@ def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, c
                 send(sidecar, 1 + number * 500, 50)
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert caught.value.details().startswith("log full")
-        assert ready(sidecar)["refused"] == refused
+        assert ready(sidecar)["refused"] == refused.format(tmp_path)
         spans = f'tracefit_receiver_spans_total{{outcome="{Outcome.LOG}",transport="grpc"}}'
         assert metric(sidecar.http_port, spans) == 50
         size = metric(sidecar.http_port, 'tracefit_size_bytes{of="log"}')
@@ -156,6 +157,17 @@ def test_a_log_without_room_refuses_for_a_while_and_says_why(tmp_path, caplog, c
         send(sidecar, 100_001)
         assert "refused" not in ready(sidecar)
         assert "exports are accepted again" in caplog.text
+
+
+def test_what_stands_in_the_place_of_the_next_segment_is_named_until_it_is_gone(tmp_path, capsys):
+    (in_its_way := tmp_path / "log.0000000000000001").mkdir()
+    with running_sidecar(tmp_path, DURABILITY="log") as sidecar:
+        assert not accepted(sidecar, 1)
+        assert main(["doctor", f"127.0.0.1:{sidecar.http_port}"]) == 1
+        refused = f"refuses telemetry; refused: the log cannot be written, {in_its_way}: Is a directory"
+        assert refused in capsys.readouterr().out
+        in_its_way.rmdir()
+        assert accepted(sidecar, 1)
 
 
 class BadDisk(SystemFiles):

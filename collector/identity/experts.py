@@ -5,7 +5,7 @@ E and k have to be known before a coefficient of ``active_experts`` can be learn
 most models are called by their public names. What a file or the server says is stronger than a name.
 
 The table, ``experts.json``, is of the ``config.json`` of each model's own public repository. The files that the bench
-of GPUs installs (``requirements-gpus.lock``) say the same of all but one, which they do not have.
+of GPUs installs (``requirements-gpus.lock``) say the same of those that they have.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ Fact = str | int | float | bool
 
 _BY_NAME = msgspec.json.decode(Path(__file__).with_name("experts.json").read_bytes(), type=dict[str, tuple[int, int]])
 """Experts of a layer and how many of them a token goes through, by the part of a name that says which model it is."""
-_LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])(moe|mixtral|\d+x\d+(\.\d+)?b|\d+(\.\d+)?b-a\d+(\.\d+)?b)(?![a-z0-9])")
-"""``Qwen1.5-MoE``, ``Mixtral``, ``8x7B``, ``57B-A14B``."""
+_LOOKS_LIKE_ONE = re.compile(r"(?<![a-z0-9])((ol)?moe|mixtral|reap|\d+x\d+(\.\d+)?b|a\d+(\.\d+)?[bm])(?![a-z0-9])")
+"""``Qwen1.5-MoE``, ``Mixtral``, ``8x7B``, ``57B-A14B``, ``A800M``."""
+_IS_ANOTHER = re.compile(r"distill|reap|pruned|r1-0528-qwen3|glm-4\.\d(v|-flash)")
+"""Dense models that a mixture taught (``DeepSeek-R1-0528-Qwen3-8B``), mixtures that lost experts, other sizes."""
 
 
 def experts_by_name(model: str) -> dict[str, Fact]:
     """E and k of a public model as facts; nothing for a name that is not known here."""
     name = model.lower()
     known = max((part for part in _BY_NAME if _is_in(part, name)), key=len, default="")
-    if not known or "distill" in name:  # DeepSeek-R1-Distill-Llama-70B is a dense model that was taught by a mixture
+    if not known or _IS_ANOTHER.search(name):
         return {}
     return dict(zip(("num_experts", "num_experts_per_tok"), _BY_NAME[known], strict=True))
 

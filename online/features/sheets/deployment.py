@@ -76,16 +76,21 @@ def hardware_sheets(table: Mapping[str, Mapping[str, Any]]) -> dict[str, Hardwar
     return {name: msgspec.convert({"name": name, **entry}, HardwareSheet) for name, entry in table.items()}
 
 
+_ANOTHER = frozenset({"mig", "laptop", "d", "s"})
+"""Words of a part of a GPU, and of one that is slower or faster than its namesake: ``RTX 4090 D``, ``V100S``."""
+
+
 def find(sheets: Mapping[str, HardwareSheet], gpu: str) -> HardwareSheet | None:
     """The sheet a GPU's name means: ``NVIDIA H100 80GB HBM3`` is the H100 SXM; None for a name nobody knows."""
     wanted = _words(gpu)
     found = [
-        (len(words), sheet)
+        (len(words), sheet, wanted.replace(words, " "))
         for sheet in sheets.values()
         for alias in (sheet.name, *sheet.aliases)
         if (words := _words(alias)).strip() and words in wanted
     ]
-    return max(found, key=lambda each: each[0], default=(0, None))[1]
+    _, sheet, others = max(found, key=lambda each: each[0], default=(0, None, ""))
+    return None if _ANOTHER & set(others.split()) else sheet
 
 
 def _words(text: str) -> str:

@@ -29,6 +29,8 @@ def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(she
         ("NVIDIA L4", "L4"),
         ("NVIDIA L40S", "L40S"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("AMD_Instinct_MI355_OAM", "MI355X"),
+        ("nvidia-tesla-a100", "A100-40"),
         ("NVIDIA GB200", "GB200"),
         ("NVIDIA B300 SXM6 AC", "B300"),
         ("NVIDIA H20", "H20"),
@@ -40,3 +42,8 @@ def test_every_sheet_names_its_source_and_has_the_numbers_that_features_need(she
 def test_the_names_drivers_use_find_their_sheet(gpu, name):
     assert find(SHEETS, gpu).name == name
     assert all(find(SHEETS, each).name == each for each in SHEETS)
+
+
+@pytest.mark.parametrize("gpu", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "RTX 4090 Laptop GPU", "Tesla V100S"])
+def test_a_part_of_a_gpu_and_a_namesake_of_another_speed_have_no_sheet(gpu):
+    assert find(SHEETS, gpu) is None

@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from prometheus_client import CollectorRegistry
-
 from collector import __version__
 from collector.config import Config, ConfigError, Loaded, parse_endpoint
 from collector.decode import Export
@@ -106,7 +104,7 @@ class Sidecar:
     ) -> None:
         """``problem`` of the configuration given keeps the pages closed."""
         self.config, self._clock, self._problem = config, clock, problem
-        self.metrics = metrics = Metrics(CollectorRegistry())
+        self.metrics = metrics = Metrics()
         self.health = health = Health(clock)
         self._knowledge = ConfigResolver(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)

@@ -13,8 +13,6 @@ import logging
 from collections.abc import Mapping
 from functools import partial
 
-from prometheus_client import CollectorRegistry
-
 from collector import __version__
 from collector.config import Config, parse_endpoint
 from collector.ingest import TokenFile
@@ -37,7 +35,7 @@ class FleetService:
     """``start`` once, ``stop`` once."""
 
     def __init__(self, puller: Puller, config: Config, clock: Clock, *, interval_s: float) -> None:
-        self.metrics = Metrics(CollectorRegistry(), table.FLEET_TABLE)
+        self.metrics = Metrics(table.FLEET_TABLE)
         self.health = Health(clock)
         self._clock = clock
         self._interval_s = interval_s

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from collector import __version__
 
 from .table import BUILD_INFO, PREFIX, TABLE, Metric
-
-if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
 
 Row = tuple[Metric, *tuple[str, ...]]
 """A metric and its label values in the table's order."""
@@ -40,20 +37,25 @@ class Counts(dict[Row, float]):
 
 
 class Metrics:
-    """The table as live objects of one registry; safe from any thread.
+    """The table as live objects of a registry of its own; safe from any thread.
 
     Raises:
         KeyError: on a label value outside its closed set.
         AttributeError: on setting or following a counter.
     """
 
-    def __init__(self, registry: CollectorRegistry, table: tuple[Metric, ...] = TABLE) -> None:
-        from prometheus_client import Counter, Gauge, disable_created_metrics  # noqa: PLC0415 -- see above
-        from prometheus_client.platform_collector import PlatformCollector  # noqa: PLC0415
-        from prometheus_client.process_collector import ProcessCollector  # noqa: PLC0415
+    def __init__(self, table: tuple[Metric, ...] = TABLE) -> None:
+        from prometheus_client import (  # noqa: PLC0415 -- see above
+            CollectorRegistry,
+            Counter,
+            Gauge,
+            PlatformCollector,
+            ProcessCollector,
+            disable_created_metrics,
+        )
 
         disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the counter series
-        self.registry = registry
+        self.registry = registry = CollectorRegistry()
         self._live: dict[Row, Any] = {}
         for metric in table:
             make = Counter if metric.is_counter else Gauge

@@ -6,7 +6,6 @@ import subprocess
 from itertools import chain
 
 import yaml
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from collector.telemetry import Metrics, table
@@ -110,7 +109,7 @@ def an_hour(growth=0):
     targets = {**cases.config().targets, "schedule_time": cases.target("schedule_time")}
     serving = cases.snapshot(cases.config(CONFIG, targets=targets))
     for table_of, job in ((table.TABLE, "tracefit"), (table.FLEET_TABLE, "fleet")):
-        own = Metrics(CollectorRegistry(), table_of)
+        own = Metrics(table_of)
         if job == "tracefit":
             own.set(table.CAPACITY_BYTES, 16 * 2**20, "queue")
             own.set(table.CAPACITY_BYTES, 2**28, "memory")

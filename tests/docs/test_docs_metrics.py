@@ -8,7 +8,6 @@ import re
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.telemetry.metrics import Metrics
 from collector.telemetry.table import FLEET_TABLE, TABLE
@@ -63,9 +62,8 @@ def test_metrics_md_lists_every_metric_of_the_page_and_of_the_process(name, metr
 
 
 def test_metrics_md_states_the_bound_that_fifty_configurations_fit_and_the_targets():
-    registry, text = CollectorRegistry(), " ".join(METRICS.split())
-    Metrics(registry)
-    own = sum(1 for family in registry.collect() for s in family.samples if not s.name.endswith("_created"))
+    text = " ".join(METRICS.split())
+    own = sum(1 for family in Metrics().registry.collect() for s in family.samples if not s.name.endswith("_created"))
     snapshot, mix = (
         cases.full_snapshot(50),
         WorkloadProfile(400.0, 247.0, 0.25, 4.0, 4.0, itl_us=41_000.0, ttft_us=310_000.0),

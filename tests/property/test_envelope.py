@@ -2,7 +2,6 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
 
 from collector.decode import read_span_ends
 from collector.ingest.consumer import ExportConsumer
@@ -32,7 +31,7 @@ class BrokenQueue(ExportQueue):
     st.integers(0, 20),
 )
 def test_every_call_and_every_span_is_counted_once_whatever_becomes_of_it(payloads, closed_after):
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics()
     queue = BrokenQueue(FakeClock(), capacity_bytes=20_000, wait_s=0)
     consumer = ExportConsumer(queue, metrics)
     spans = 0

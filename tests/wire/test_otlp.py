@@ -17,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
-from prometheus_client import CollectorRegistry
 
 from collector.config import Config
 from collector.decode import Export
@@ -59,7 +58,7 @@ class Receivers:
     """Both of them, before a queue without a worker: a test decides when there is room."""
 
     def __init__(self, wait_s, message_max_mib):
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics()
         self.queue = Queue(Clock(), capacity_bytes=MIB, wait_s=wait_s)
         self.consumer = ExportConsumer(self.queue, self.metrics, message_bytes_max=message_max_mib * MIB)
         config = Config(listen=ANY_PORT, listen_http=ANY_PORT, message_max_mib=message_max_mib)

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 import zmq
 from grpc import StatusCode
-from prometheus_client import CollectorRegistry
 
 from collector.app import Sidecar
 from collector.cli import main
@@ -117,7 +116,7 @@ class Listening(Subscriber):
     """A receiver with what it counts, and the numbers of all that it handed out."""
 
     def __init__(self, feed, config):
-        metrics, self.memory_is_short = Metrics(CollectorRegistry()), False
+        metrics, self.memory_is_short = Metrics(), False
         super().__init__(feed, config, metrics, Clock(), is_short=lambda: self.memory_is_short)
         self.count, self.taken = partial(value_of, metrics), []
 

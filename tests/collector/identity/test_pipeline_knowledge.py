@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 import tracefit
 from collector.config.load import load
@@ -43,11 +42,11 @@ def test_physics_is_learned_by_default_where_the_sheets_are_known(pipeline, data
 def test_a_new_configuration_is_predicted_before_its_first_row(pipeline, data_dir, tmp_path):
     """Its first export tells who it is, and its facts what a step costs at least."""
     first = make_pipeline(pipeline._settings)
-    export = next(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", lambda _: None).exports())
+    export = next(iter(Recording(data_dir / "c1_mixed" / "otlp.pb.gz", print))).item
     assert not first.has_prior_prediction
     first.process([export])
     assert first.learned_rows == 0
-    publisher = Publisher(first, Metrics(CollectorRegistry()), FakeClock(), 5.0, Advisory().verdict)
+    publisher = Publisher(first, Metrics(), FakeClock(), 5.0, Advisory().verdict)
     publisher.tick()
     path = tmp_path / "snapshot.json"
     path.write_bytes(publisher.current().to_json())

@@ -4,7 +4,6 @@ import asyncio
 import gc
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.decode import Export
 from collector.ingest.budget import BudgetExceededError, ReceiveBudget
@@ -50,7 +49,7 @@ class PassedOn:
 
 @pytest.mark.parametrize("forward", [PassedOn(), None])
 def test_where_there_is_no_room_to_learn_telemetry_is_passed_on_all_the_same(forward):
-    queue, metrics, payload = make_queue(), Metrics(CollectorRegistry()), make_export().SerializeToString()
+    queue, metrics, payload = make_queue(), Metrics(), make_export().SerializeToString()
     put(queue, "full", CAPACITY)
     refused = take_in(ExportConsumer(queue, metrics, forward=forward), payload)
     assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.QUEUE_FULL) == 1

@@ -1,7 +1,6 @@
 """The memory guard: which limit holds, what a refusal looks like."""
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.ingest.consumer import ExportConsumer
 from collector.ingest.queue import ExportQueue
@@ -20,7 +19,7 @@ MIB = 1 << 20
 
 def test_over_the_limit_exports_are_refused_with_a_hint_until_memory_is_back():
     used = [300 * MIB]
-    metrics = Metrics(CollectorRegistry())
+    metrics = Metrics()
     queue = ExportQueue(FakeClock(), capacity_bytes=MIB, wait_s=0)
     consumer = ExportConsumer(queue, metrics, MemoryGuard(256 * MIB, lambda: used[0]))
     one = make_export().SerializeToString()

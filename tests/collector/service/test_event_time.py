@@ -5,7 +5,6 @@ from collections import Counter
 
 import pytest
 from msgspec.structs import replace
-from prometheus_client import CollectorRegistry
 
 from collector.config.schema import Config
 from collector.decode import Export
@@ -35,7 +34,7 @@ class House:
 
     def __init__(self, **settings):
         self.clock = FakeClock(unix_nano=BEGIN_NS)
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics()
         self.pipeline = Pipeline(Config(learners=("rls",), **settings))
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0, Advisory().verdict)
         self.unread_s = 0.0

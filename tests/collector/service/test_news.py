@@ -5,7 +5,6 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.runtime.terminal import OncePerInterval
 from collector.service import publish
@@ -27,7 +26,7 @@ MINUTE_NS = 60_000_000_000
 def log(caplog):
     """Publishes configurations at noon, and returns what its log says, behind the filter of a real one."""
     clock, source = FakeClock(unix_nano=NOON_NS), CountingProcessor()
-    publisher = Publisher(source, Metrics(CollectorRegistry()), clock, 0.0, Advisory().verdict)
+    publisher = Publisher(source, Metrics(), clock, 0.0, Advisory().verdict)
     repeated = OncePerInterval(clock)
     caplog.set_level(logging.INFO)
     caplog.handler.addFilter(repeated)
@@ -105,7 +104,7 @@ def test_what_many_configurations_say_is_told_once_however_many_they_are(log, mo
 
 
 def test_a_verdict_that_raises_is_counted_and_the_snapshot_is_published_all_the_same():
-    source, metrics, made = CountingProcessor(), Metrics(CollectorRegistry()), cases.snapshot(config())
+    source, metrics, made = CountingProcessor(), Metrics(), cases.snapshot(config())
     source.snapshot = lambda *_, **__: made
     source.learned_rows = 1
     publisher = Publisher(source, metrics, FakeClock(), 0.0, Mock(side_effect=ValueError("boom")))

@@ -4,7 +4,6 @@ from unittest.mock import Mock
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
 from collector.decode import Export
 from collector.ingest.queue import ExportQueue
@@ -26,7 +25,7 @@ class House:
 
     def __init__(self, directory, drain_s=10.0):
         self.clock = FakeClock()
-        self.metrics = Metrics(CollectorRegistry())
+        self.metrics = Metrics()
         around = {"metrics": self.metrics, "health": Health(self.clock)}
         self.processor = CountingProcessor()
         self.queue = ExportQueue(self.clock, capacity_bytes=10 * TAKE_BYTES, wait_s=0)

@@ -1,7 +1,7 @@
 """Our own metrics: one table, label sets complete from the start, sums that hold."""
 
 import pytest
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 
 from collector import __version__
 from collector.ingest.status import answer
@@ -21,7 +21,7 @@ from tests.support.pipelines import value_of
 
 @pytest.fixture
 def metrics():
-    return Metrics(CollectorRegistry())
+    return Metrics()
 
 
 def test_every_metric_of_the_table_is_on_the_page_from_the_start(metrics):

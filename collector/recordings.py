@@ -214,10 +214,6 @@ class Recording:
                 unix_nano = item.unix_ns
         return Timed(max(newest_unix_nano, unix_nano), self.label, item)
 
-    def exports(self) -> Iterator[Export]:
-        """The exports of a recording without their times."""
-        return (timed.item for timed in self if isinstance(timed.item, Export))
-
     def _read(self, stream: io.BufferedReader) -> Iterator[bytes | Item | str]:
         """Yield entries; of an entry that cannot be read, the reason in words."""
         if not _is_json(stream.peek(SNIFF_BYTES)[:SNIFF_BYTES]):

@@ -85,8 +85,6 @@ def blis_name_of(hardware: str) -> str | None:
 
 N_BETAS = 11
 MAX_ALPHA_US = 1e12
-ALPHAS = ("server", "effective")
-"""``server``: arrival to queued. ``effective`` adds first token to first response, which BLIS has no place for."""
 
 LIMIT_FLAGS = {
     "tp": "tensor_parallel_size",
@@ -130,7 +128,8 @@ def blis_coefficients(
         config: the configuration with its targets.
         model_config: the model's config.json; without it the configuration's facts must have its numbers.
         hardware: GPU name or TB/s; without it the configuration's ``gpu``, else ``memory_bandwidth_gb_s``.
-        alpha: one of ``ALPHAS``.
+        alpha: ``server``, arrival to queued, or ``effective``, which adds first token to first response: BLIS has no
+            place for that.
 
     Raises:
         BlisError: a coefficient of the step time is absent, or the size of the KV cache cannot be known.

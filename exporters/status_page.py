@@ -35,7 +35,7 @@ from exporters.wording import OTLP_PORT, STEP_TIME, Advice, count
 from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
-LOSSES = ("refused", "failed", "skipped", "dropped", "evicted", "errors", "late", "lost", "rejected", "withheld")
+LOSSES = ("failed", "dropped")
 NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope", "idle")
 """Outcomes and reasons that are no loss.
 

@@ -188,7 +188,7 @@ class Scraper:
         self._token: Callable[[], str] = str
         if path := config.scrape_token_file:  # a mounted Secret is swapped under us
             self._token = WatchedFiles(
-                "token file", path, lambda: read_file(Path(path)).decode("ascii"), "scrape_token_file", clock
+                "token file", path, lambda: read_file(Path(path)).decode("ascii").strip(), "scrape_token_file", clock
             ).newest
 
     @property
@@ -259,7 +259,7 @@ class Scraper:
 
     async def _ask_page(self, target: ScrapeTarget, last: _Answered) -> float:
         """Queue the page of a server; what came of asking is logged where the last time something else did."""
-        page = await read_page(self._client, self._clock, target, self._token().strip())
+        page = await read_page(self._client, self._clock, target, self._token())
         outcome = page.outcome if isinstance(page, PageProblem) else PullOutcome.READ
         is_news = outcome is not last.outcome
         last.outcome = outcome
@@ -285,7 +285,7 @@ class Scraper:
     async def _request_facts(
         self, url: str, pattern: str, questions: Questions, token: Callable[[], str] = str
     ) -> float:
-        answers = await request_facts(self._client, url, questions, partial(self._count, "discovery"), token().strip())
+        answers = await request_facts(self._client, url, questions, partial(self._count, "discovery"), token())
         if answers:
             self._learn_facts(pattern, answers)
         return REFRESH_S

@@ -35,6 +35,7 @@ from online.rls import RlsLearner
 from tests.bench.board import Board, run
 from tests.support.banks import PORTABLE
 from tests.support.paths import DATA
+from tests.support.recordings import messages
 from tests.support.slower import (
     decode_longer,
     every_step_longer,
@@ -165,8 +166,8 @@ def request_spans(board: Board) -> None:
     if (case := case_of(board, name)) is None:
         return
     pipeline, requests = make_pipeline(PORTABLE), 0
-    for received in Recording(case.otlp, print).exports():
-        export = ExportTraceServiceRequest.FromString(received.payload)
+    for payload in messages(case.otlp):
+        export = ExportTraceServiceRequest.FromString(payload)
         for resource in export.resource_spans:
             for scope in resource.scope_spans:
                 kept = [s for s in scope.spans if s.name == REQUEST_SPAN and s.end_time_unix_nano <= case.cut_ns]

@@ -45,7 +45,7 @@ QUICKSTART_STEPS = [
 @pytest.fixture(scope="module")
 def sidecar():
     """The pages of a sidecar to which the demo has sent its whole recording."""
-    with served(Recording(find_recording(), print).exports()) as address:
+    with served(each.item for each in Recording(find_recording(), print)) as address:
         yield address
 
 
@@ -122,9 +122,9 @@ def test_a_throttled_machine_is_seen_where_the_tutorial_says(sidecar, tmp_path, 
     recording = find_recording()
     said("curl http://localhost:9464/snapshot > healthy/snapshot.json", sidecar)
     slow = Slowdown(FACTOR).stamps(read_tape(recording))
-    exports = Recording(recording, print).exports()
     with served(
-        (each._replace(payload=restamped(each.payload, slow)) for each in exports), slow.slow_unix_ns
+        (each._replace(payload=restamped(each.payload, slow)) for _, _, each in Recording(recording, print)),
+        slow.slow_unix_ns,
     ) as slower:
         for step in steps:
             assert_said(step, slower)

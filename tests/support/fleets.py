@@ -5,13 +5,12 @@ from itertools import islice
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.commands.demo import Stamps, restamped
-from collector.recordings import Recording
 from online import Bank, Target
 from tests.support.banks import PORTABLE as CONFIG
 from tests.support.linear_steps import BETA, steps
 from tests.support.otlp_bytes import varint
 from tests.support.page_server import PageServer
-from tests.support.paths import DATA
+from tests.support.recordings import payloads
 
 FACTS = {"model": "llama", "gpu": "H100", "tensor_parallel_size": 1}
 NOW_NS = 1_800_000_000_000_000_000
@@ -68,9 +67,9 @@ def as_another_engine(payload, number):
 
 def record_two_minutes(directory, folder):
     """Two engines, their exports in the folders of two minutes; ``folder``: a name with a place for the minute."""
-    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 16))
+    exports = [*islice(payloads("c10_long"), 16)]
     for minute, part in enumerate((exports[:8], exports[8:])):
         path = directory / folder.format(minute=minute)
         path.mkdir(parents=True)
-        payloads = [as_another_engine(export.payload, number) for export in part for number in range(2)]
-        (path / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in payloads))
+        own = [as_another_engine(export, number) for export in part for number in range(2)]
+        (path / "traces_1.binpb").write_bytes(b"".join(varint(len(each)) + each for each in own))

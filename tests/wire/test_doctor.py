@@ -4,15 +4,16 @@ import gzip
 import json
 import re
 import time
+from itertools import islice
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from collector.cli import main
-from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.page_server import PageServer
 from tests.support.paths import DATA
+from tests.support.recordings import payloads as recorded
 from tests.support.sidecars import call_export, get, running_sidecar
 from tests.support.step_exports import delimited
 from tests.support.stock_requests import DIALECTS, as_told_by, kept, served_in
@@ -53,7 +54,7 @@ def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tm
 
 
 def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path, capsys):
-    payloads = [export.payload for export in Recording(DATA / "c1_mixed" / "otlp.pb.gz", print).exports()][:40]
+    payloads = [*islice(recorded("c1_mixed"), 40)]
     until = r"not learned yet: .* at \d\d:\d\d:\d\d UTC at the latest"
     missing = "Some steps do not arrive"
     wanted = (

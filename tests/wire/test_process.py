@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from collector.cli import main
 from collector.commands.demo import demo, read_tape
-from collector.recordings import Recording
 from tests.support.clocks import eventually
 from tests.support.command_lines import spoken
 from tests.support.paths import DATA
 from tests.support.processes import TRACEFIT, environment, running_process, tracefit
+from tests.support.recordings import messages
 from tests.support.sidecars import as_json, call_export, metric, running_sidecar
 from tests.support.step_exports import delimited, make_export, otlp_json
 
@@ -126,10 +126,7 @@ def test_replay_shows_progress_and_a_recording_as_json_lines_teaches_the_same(tm
     monkeypatch.setenv("TRACEFIT_LEARNERS", "[rls]")
     recording = data_dir / "c1_mixed" / "otlp.pb.gz"
     lines = tmp_path / "traces.json"
-    requests = [
-        ExportTraceServiceRequest.FromString(export.payload) for export in Recording(recording, print).exports()
-    ]
-    lines.write_bytes(b"".join(otlp_json(request) for request in requests))
+    lines.write_bytes(b"".join(otlp_json(ExportTraceServiceRequest.FromString(each)) for each in messages(recording)))
     targets = []
     for source in (recording, lines):
         assert main(["replay", str(source), "--snapshot", str(tmp_path / "s.json")]) == 0

@@ -10,11 +10,12 @@ from collector.cli import main
 from collector.commands.replay import replay
 from collector.fleet.replay import SHARED, cut, learn_bucket
 from collector.fleet.sources import find_recordings
-from collector.recordings import Recording, source_of
+from collector.recordings import source_of
 from collector.runtime import StartError
 from tests.support.fleets import CONFIG, as_another_engine
 from tests.support.otlp_bytes import varint
 from tests.support.paths import DATA
+from tests.support.recordings import payloads as recorded
 
 ENGINES = 3
 
@@ -32,8 +33,8 @@ def write_by_time(directory, payloads):
 @pytest.fixture(scope="module")
 def payloads():
     """Of three engines and their API servers, by engine and in their order."""
-    exports = list(islice(Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports(), 24))
-    return [[as_another_engine(export.payload, number) for export in exports] for number in range(ENGINES)]
+    exports = [*islice(recorded("c10_long"), 24)]
+    return [[as_another_engine(export, number) for export in exports] for number in range(ENGINES)]
 
 
 def learned(places):

@@ -23,7 +23,7 @@ def read(tmp_path):
     def reading(content):
         said, path = [], tmp_path / "whatever.txt"
         path.write_bytes(content)
-        exports = [each.payload for each in Recording(path, said.append).exports()]
+        exports = [each.item.payload for each in Recording(path, said.append)]
         return [*map(ExportTraceServiceRequest.FromString, exports)], [text.removeprefix(f"{path}: ") for text in said]
 
     return reading

@@ -30,7 +30,7 @@ def live(page, server="http://10.0.0.7:8000", shift_ns=0):
 
 
 def exports():
-    return [export._replace(recording="") for export in Recording(DATA / "c10_long" / "otlp.pb.gz", print).exports()]
+    return [each.item._replace(recording="") for each in Recording(DATA / "c10_long" / "otlp.pb.gz", print)]
 
 
 def learned(pipeline):

@@ -29,6 +29,7 @@ from collector.commands.arguments import (
     asks,
     asks_snapshot,
     config_options,
+    deliver,
     describe_usage_error,
     host_port,
     interval,
@@ -279,10 +280,10 @@ def export(*, snapshot: str, file_format: str, out: Path | None, in_json: bool, 
     from collector.commands.export import export_snapshot, export_traffic  # noqa: PLC0415
 
     if file_format != "blis-trace":
-        return export_snapshot(snapshot, out, file_format=file_format, in_json=in_json, **options)
+        return deliver(partial(export_snapshot, snapshot, file_format=file_format, **options), out, in_json=in_json)
     if out is None or out.is_file():
         raise ConfigError("--out", "a trace is two files; say in which directory")
-    return export_traffic(Path(snapshot), out, in_json=in_json)
+    return deliver(partial(export_traffic, Path(snapshot), out), None, in_json=in_json)
 
 
 # --- recordings and fleets --------------------------------------------------------------------------------------------

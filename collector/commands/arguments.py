@@ -239,24 +239,29 @@ def reports(command: Function) -> Function:
 
     @functools.wraps(command)
     def run(*args: Any, out: Path | None, in_json: bool, **options: Any) -> int:
-        from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
-        from exporters.snapshot_file import write_atomically  # noqa: PLC0415
-
-        file = None if out is None or str(out) == "-" else out
-        if file is not None:
-            check_targets(file, read=map(Path, _paths_read()))
-        report: Report = command(*args, **options)
-        text = "\n".join(report.lines) if not in_json else "" if report.document is None else as_json(report.document)
-        if text and file is not None:
-            write_atomically(file, f"{text}\n".encode())
-            text = f"written: {file}"
-        if text:
-            print_stdout(text)
-        for note in report.notes:
-            print_stderr(note)
-        return report.code
+        return deliver(functools.partial(command, *args, **options), out, in_json=in_json)
 
     return out_option("Write it to this file", required=False)(json_option(run))
+
+
+def deliver(make: Callable[[], Report], out: Path | None, *, in_json: bool) -> int:
+    """Print a report, or write it to a file, which nothing that the command reads may be; the exit code."""
+    from collector.recordings import check_targets  # noqa: PLC0415 -- not needed for --help
+    from exporters.snapshot_file import write_atomically  # noqa: PLC0415
+
+    file = None if out is None or str(out) == "-" else out
+    if file is not None:
+        check_targets(file, read=map(Path, _paths_read()))
+    report = make()
+    text = "\n".join(report.lines) if not in_json else "" if report.document is None else as_json(report.document)
+    if text and file is not None:
+        write_atomically(file, f"{text}\n".encode())
+        text = f"written: {file}"
+    if text:
+        print_stdout(text)
+    for note in report.notes:
+        print_stderr(note)
+    return report.code
 
 
 def _paths_read() -> Iterator[str]:

@@ -16,8 +16,8 @@ from collector.config import Config
 from collector.decode import MISSING, ApiSpan, CoreSpan, Export, Finish, RequestSpan, SpanEventKind, decode_exports
 from collector.identity import read_json
 from collector.join import SpanWindow
-from collector.recordings import Timed, check_targets, merged_with_progress, open_recordings
-from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr, print_stdout
+from collector.recordings import Timed, merged_with_progress, open_recordings
+from collector.runtime import EXIT_FAILED, EXIT_OK, StartError, print_stderr
 from collector.telemetry import Counts
 from exporters.blis import (
     TRACE_HEADER,
@@ -27,30 +27,29 @@ from exporters.blis import (
     export,
     render_trace,
 )
-from exporters.questions import as_json
 from exporters.snapshot_file import write_atomically
 from exporters.what_if import meant_config
 from online import Snapshot
 from tracefit import NotFoundError
 
+from . import Report
 from .ask import load_snapshot, refusal
 
 ENDS = frozenset({Finish.STOPPED, Finish.LENGTH, Finish.ABORTED})
 
 
-def export_traffic(path: Path, out: Path, *, in_json: bool = False) -> int:
+def export_traffic(path: Path, out: Path) -> Report:
     """Write the requests of a recording, or a directory of them, as a trace into a directory, made if need be."""
     requests = requests_in(merged_with_progress(open_recordings([path], print_stderr)))
     if not requests:
-        print_stderr("error: no finished request in the recording; step telemetry alone has no requests")
-        return EXIT_FAILED
+        why = "error: no finished request in the recording; step telemetry alone has no requests"
+        return Report(EXIT_FAILED, notes=[why])
     out.mkdir(parents=True, exist_ok=True)
     for name, data in render_trace(requests).items():
         write_atomically(out / name, data)
     written = {"trace_header": str(out / TRACE_HEADER), "trace_data": str(out / TRACE_TABLE)}
     flags = " ".join(f"--{name.replace('_', '-')} {path}" for name, path in written.items())
-    print_stdout(as_json(written | {"requests": len(requests)}) if in_json else flags)
-    return EXIT_OK
+    return Report(lines=[flags], document=written | {"requests": len(requests)})
 
 
 def requests_in(telemetry: Iterable[Timed]) -> list[TracedRequest]:
@@ -97,42 +96,25 @@ def _of_answer(span: RequestSpan) -> TracedRequest | None:
 
 
 def export_snapshot(
-    source: str,
-    out: Path | None,
-    *,
-    token_file: Path | None,
-    which: str,
-    model_config: Path | None,
-    in_json: bool = False,
-    **options: Any,
-) -> int:
-    """Print a snapshot's coefficients in the form of another program, or write them to a file.
+    source: str, *, token_file: Path | None, which: str, model_config: Path | None, **options: Any
+) -> Report:
+    """A snapshot's coefficients in the form of another program; as a document, that text beside its warnings.
 
-    As JSON, that form is a text beside its warnings. ``options`` are those of :func:`exporters.blis.export`.
+    ``options`` are those of :func:`exporters.blis.export`.
     """
     loaded = load_snapshot(source, token_file)
     try:
         snapshot = Snapshot.from_json(loaded.data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise StartError(f"{source} is no snapshot of this version: {error}") from None
-    file = None if out is None or str(out) == "-" else out
-    check_targets(file, read=[Path(source)])
     facts = _read_model_config(model_config) if model_config is not None else None
     try:
         content, coefficients = export(snapshot, meant_config(snapshot, which), model_config=facts, **options)
     except (BlisError, NotFoundError) as error:
-        print_stderr(refusal(error))
-        return EXIT_FAILED
-    if in_json:
-        content = as_json({"content": content.decode(), "warnings": list(coefficients.warnings)}).encode()
-    for warning in coefficients.warnings:
-        print_stderr(f"warning: {warning}")
-    if file is None:
-        print_stdout(content.decode().removesuffix("\n"))
-    else:
-        write_atomically(file, content)
-        print_stdout(f"written: {file}")
-    return EXIT_OK
+        return Report(EXIT_FAILED, notes=[refusal(error)])
+    text, warnings = content.decode(), coefficients.warnings
+    document = {"content": text, "warnings": warnings}
+    return Report(EXIT_OK, [text.removesuffix("\n")], document, [f"warning: {each}" for each in warnings])
 
 
 def _read_model_config(path: Path) -> Mapping[str, Any]:

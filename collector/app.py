@@ -293,8 +293,10 @@ class Sidecar:
     # --- what the probes are told -----------------------------------------------------------------------------------
 
     def _probe_ready(self) -> tuple[bool, Mapping[str, object]]:
+        ready, late = self.health.ready(), list(self.health.late())
         said: dict[str, object] = {
             **self._keeper.readiness_detail(),
+            "receiver_problem": "" if ready or late else "the receivers are closed, since the process starts or stops",
             "config_problem": self._problem,
             "memory_problem": self._memory.problem,
             "snapshot_problem": self._writer.problem,
@@ -302,8 +304,8 @@ class Sidecar:
             "scrape": list(self.config.scrape),
             "pending": self._pending(),
         }
-        always = {"late": list(self.health.late()), "otlp_grpc_port": self._otlp_port()}
-        return self.health.ready(), always | {name: text for name, text in said.items() if text}
+        always = {"late": late, "otlp_grpc_port": self._otlp_port()}
+        return ready, always | {name: text for name, text in said.items() if text}
 
     def _news(self) -> list[str]:
         """Problems in the verdicts on the newest snapshot, for readiness."""

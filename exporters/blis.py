@@ -271,7 +271,7 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
         where = "the configuration's facts lack" if model_config is None else "the file lacks"
         needed = "num_hidden_layers, hidden_size or num_attention_heads"
         raise BlisError(
-            f"--model-config: {where} {needed}; name the model's config.json (to a sidecar in model_config)"
+            f"--model-config: {where} {needed}; name the model's config.json, for a sidecar by its key model_config"
         )
     if hardware is None:
         hardware = str(config.config.get("gpu", ""))

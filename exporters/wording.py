@@ -291,13 +291,13 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
     return Advice("fair", ALPHA_INCOMPLETE, remedy, NOTHING_YET.flags)
 
 
-def pending_sentence(engines: int, steps: int, requests: int, rows: int, until_unix_ns: int) -> str:
-    """What some engines have sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
+def pending_sentence(senders: int, steps: int, requests: int, rows: int, until_unix_ns: int) -> str:
+    """What engines and API processes sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
     parts = ((steps, "step"), (requests, "request"), (rows, "row"))
     held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
     until = dt.datetime.fromtimestamp(until_unix_ns // 10**9, dt.UTC)
     return (
-        f"{held} of {count(engines)} engine{'s' * (engines != 1)}, not learned yet: they wait for older ones of other "
-        "engines, or for the steps or spans that belong to them. If nothing more comes, they are learned as they are, "
+        f"{held} of {count(senders)} sender{'s' * (senders != 1)}, not learned yet: they wait for older ones of other "
+        "senders, or for the steps or spans that belong to them. If nothing more comes, they are learned as they are, "
         f"at {until:%H:%M:%S} UTC at the latest."
     )

@@ -181,16 +181,15 @@ class TargetSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     """Everything known about one target of one configuration.
 
     ``champion`` is the model with coefficients that has the lowest prequential error; another one takes its place where
-    its error is 5 % lower. ``mean_factor`` (mean time per
-    robustly predicted time: stalls) stands beside the coefficients and is never folded into them. ``shape_factors``: of
-    the coefficients of ``portable``, by batch shape (``decode:3``, ``prefill:8-15:64-90``); a shape that is not listed
+    its error is 5 % lower. ``mean_factor`` (mean time per robustly predicted time: stalls) stands beside the
+    coefficients and is never folded into them. ``shape_factors``: of the coefficients of ``portable``, by batch shape
+    (``decode:3``; ``prefill:8-15:64-90`` is 8 to 15 requests with 64 to 90 prefill tokens); a shape that is not listed
     has 1, as all have while they predict worse than none would (``shape_factors_applied`` is false). Where they are,
     ``interval`` and ``mean_factor`` are relative to x beta F. ``level``: by phase, ``decode`` (steps without prefill)
-    and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a
-    token of decode context costs among steps of about one size without prefill, where that is known to a tenth; unlike
-    the coefficient it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a
-    step that the engine schedules ahead, 0 where it schedules none, absent where nobody knows; who simulates that step
-    takes it off.
+    and ``prefill``, what x beta F is multiplied by for a step of now. ``context_us_per_token``: what a token of decode
+    context costs among steps of about one size without prefill, where that is known to a tenth; unlike the coefficient
+    it stands in for nothing else. ``step_ahead_us``: how much of the intercept of ``api_queueing`` is a step that the
+    engine schedules ahead, 0 where it schedules none, absent where nobody knows; who simulates that step takes it off.
     ``replicas``: the engines that sent rows in the last ten minutes, where several did; of a state that was merged,
     those it was made of, as of then.
     ``doubts``: why none of its coefficients should be used, one clause each.

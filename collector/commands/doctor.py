@@ -42,6 +42,7 @@ TIMEOUT_S = 5.0
 GOOD, FAIR, POOR = "good", "fair", "poor"
 _REASONS_SHOWN, _NAMES_SHOWN = 3, 2
 
+_PORTS = "a sidecar's pages are on port 9464, vLLM's on 8000"
 _PROBLEMS = ("_problem", "refused", "unsaved")
 """What readiness says of problems is called so, or ends so."""
 _LOSSES = (
@@ -131,9 +132,8 @@ def fetch(url: str, token: str | None) -> tuple[int, bytes]:
     try:
         return asyncio.run(_fetch(url, {"Authorization": f"Bearer {token}"} if token else {}))
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        ports = "a sidecar's pages are on port 9464, vLLM's on 8000"
         why = getattr(error, "strerror", "no HTTP") or "not in time"
-        raise StartError(f"nothing answers at {url}: {why}; {ports}") from None
+        raise StartError(f"nothing answers at {url}: {why}; {_PORTS}") from None
 
 
 async def _fetch(url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
@@ -155,7 +155,7 @@ def _examine_server(base: str, body: bytes) -> Finding:
     if isinstance(readings, PageProblem):
         if readings.lacks:
             return Finding(POOR, "server", f"an engine that is known, but its page lacks {', '.join(readings.lacks)}")
-        raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings})")
+        raise StartError(f"{base} is neither a sidecar nor a server that is known ({readings}); {_PORTS}")
     flavours = sorted({str(reading.flavour) for reading in readings})
     return Finding(
         GOOD,

@@ -138,7 +138,7 @@ class Directory:
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = self._read()
+            holder = f"{self._read()}; give each one of its own"
             self._close()
             raise StartError(f"another process uses {self._named} {self.path}: {holder}") from None
         except OSError as error:  # some network file systems

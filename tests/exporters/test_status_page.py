@@ -225,7 +225,7 @@ def test_the_page_of_two_thousand_configurations_is_bounded(history):
 def test_the_page_says_in_one_sentence_what_is_pending(snapshot):
     assert "not learned yet" not in words(snapshot)
     shown = words(snapshot, pending=lambda: pending_sentence(2, 1852, 1, 0, 10**18))
-    assert "1,852 steps, 1 request of 2 engines, not learned yet" in shown
+    assert "1,852 steps, 1 request of 2 senders, not learned yet" in shown
     assert "at 01:46:40 UTC at the latest." in shown
 
 

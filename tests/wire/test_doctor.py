@@ -63,7 +63,7 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
         r"fair left out .* of \w+: ",
         "fair left out 778 events were dropped by the SDK",
         f"fair telemetry tiny .*: {missing}",
-        f"fair pending .* of 1 engine, {until}",
+        f"fair pending .* of 1 sender, {until}",
     )
 
     def diagnosis():

@@ -226,7 +226,7 @@ def test_the_second_sidecar_on_a_directory_is_told_who_has_it_and_changes_nothin
         send(sidecar, 1)
         before = kept(tmp_path, "log", "snapshot")
         with (
-            pytest.raises(StartError, match=rf"another process uses directory .*: process {os.getpid()} on"),
+            pytest.raises(StartError, match=rf"another process uses directory .*: process {os.getpid()} on .*; give"),
             running_sidecar(tmp_path, DURABILITY=durability),
         ):
             pass

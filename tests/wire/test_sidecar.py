@@ -57,6 +57,7 @@ def test_live_pages_show_what_was_learned_promtool_accepts_theirs_and_probes_tel
         assert [ask(sidecar.http_port, path)[0] for path in PROBES] == [200, 200]
         sidecar.health.set_serving(False)
         assert [ask(sidecar.http_port, path)[0] for path in PROBES] == [200, 503], "a draining process is alive"
+        assert b"starts or stops" in ask(sidecar.http_port, "/readyz")[2]
     for family in (b"receiver_spans_total", b"build_info", b"coefficient"):
         assert b"tracefit_" + family in page
     assert b"process_resident_memory_bytes" in page

@@ -292,7 +292,7 @@ def _alpha_advice(config: ConfigSnapshot) -> Advice | None:
 
 
 def pending_sentence(senders: int, steps: int, requests: int, rows: int, until_unix_ns: int) -> str:
-    """What engines and API processes sent that is not learned yet, and when (unix ns) all of it is if nothing more comes."""
+    """What engines and API processes sent and is not learned yet, and when (unix ns) it is if nothing more comes."""
     parts = ((steps, "step"), (requests, "request"), (rows, "row"))
     held = ", ".join(f"{count(number)} {name}{'s' * (number != 1)}" for number, name in parts if number)
     until = dt.datetime.fromtimestamp(until_unix_ns // 10**9, dt.UTC)

@@ -5,9 +5,9 @@
 The I/O of all parts happens in one asyncio loop, in which they start and stop. The worker learns in a thread, and in
 theirs durability and the snapshot writer wait for the disk.
 
-Stop takes at most ``STOP_TIMEOUT_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``. Readiness flips, and calls in
-flight finish. What waits for the backend is sent. The queue drains, and the last state and generation are written. The
-pages close last, so that a scrape still sees the end.
+Stop takes at most ``STOP_TIMEOUT_S`` + ``FLUSH_S`` + ``drain_s`` + ``LAST_BATCH_S``. Readiness flips, no export enters
+any more, and who waits for room is told so. What waits for the backend is sent. The queue drains, and the last state
+and generation are written. The pages close last, so that a scrape still sees the end.
 """
 
 from __future__ import annotations
@@ -189,6 +189,7 @@ class Sidecar:
     async def stop(self) -> bool:
         """Drain and end; False if acknowledged telemetry or the last snapshot was lost."""
         self.health.set_serving(False)
+        self.queue.close()
         return all([await part.stop() for part in reversed(self._parts)])
 
     def _record(self, export: Export) -> Export | Outcome:

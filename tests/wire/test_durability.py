@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import grpc
@@ -16,9 +17,11 @@ from collector.runtime.filesystem import StartError, SystemFiles
 from collector.service.checkpoint import NAME as STATE
 from collector.service.durability import WRITER
 from collector.telemetry.reasons import Outcome
+from collector.telemetry.table import SPANS
 from exporters.snapshot_file import SNAPSHOT_NAME, write_atomically
 from online.state import LEARNERS, encode
 from tests.support.clocks import eventually
+from tests.support.pipelines import value_of
 from tests.support.sidecars import SmallVolume, call_export, code_of, metric, ready, running_sidecar
 from tests.support.step_exports import make_export
 
@@ -168,6 +171,21 @@ def test_what_stands_in_the_place_of_the_next_segment_is_named_until_it_is_gone(
         assert refused in capsys.readouterr().out
         in_its_way.rmdir()
         assert accepted(sidecar, 1)
+
+
+def test_who_waits_for_the_log_is_told_of_the_stop_at_once(tmp_path):
+    class Full(SystemFiles):
+        def write(self, *_):
+            asked.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    asked = threading.Event()
+    with running_sidecar(tmp_path, Full(), DURABILITY="log") as sidecar, ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(code_of, sidecar.grpc_port, export(1, 10))
+        asked.wait(100)
+        sidecar.halt()
+        assert waiting.result(100) is grpc.StatusCode.UNAVAILABLE
+        assert value_of(sidecar.metrics, SPANS, "grpc", Outcome.SHUTTING_DOWN) == 10
 
 
 class BadDisk(SystemFiles):

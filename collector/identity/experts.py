@@ -46,8 +46,9 @@ def unknown_experts(facts: Mapping[str, Fact]) -> str:
 
     Without a coefficient for the experts that a batch touches, steps of a mixture are 15 to 24 % off.
     """
-    counted = all(type(facts.get(name)) is int for name in ("num_experts", "num_experts_per_tok"))
-    if counted or not _is_mixture(facts):
+    experts, per_token = facts.get("num_experts"), facts.get("num_experts_per_tok")
+    is_counted = type(experts) is int and type(per_token) is int and 0 < per_token <= experts
+    if is_counted or not _is_mixture(facts):
         return ""
     return (
         "the model is a mixture of experts, and it is not known how many there are and how many a token uses: set "

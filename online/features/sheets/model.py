@@ -58,8 +58,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "head_dim": ("head_dim", "kv_channels"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
     "vocab_size": ("vocab_size", "padded_vocab_size"),
-    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts"),
+    "num_experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        *("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+        *("moe_topk", "moe_top_k", "top_k_experts", "moe_k"),
+    ),
     "moe_intermediate_size": ("moe_intermediate_size", "expert_intermediate_size"),
     "max_position_embeddings": ("max_position_embeddings", "n_positions", "seq_length"),
     **{name: (name,) for name in ("kv_lora_rank", "q_lora_rank", *_LATENT)},
@@ -121,7 +124,6 @@ def _experts(values: Mapping[str, Any], out: dict[str, Fact]) -> None:
         for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
             out.pop(name, None)
         return
-    out.setdefault("num_experts_per_tok", 1)
     if "moe_intermediate_size" not in out and "intermediate_size" in out:
         out["moe_intermediate_size"] = out["intermediate_size"]
     width = int(out.get("moe_intermediate_size", 0))
@@ -257,7 +259,7 @@ def model_sheet(arch: Facts) -> tuple[ModelSheet | None, tuple[str, ...]]:
     number = {name: value for name, value in arch.items() if type(value) is int}
     moe_layers = number.get("num_moe_layers", 0)
     if moe_layers and experts_in(arch) is None:
-        missing.append("num_experts")
+        missing.append("num_experts_per_tok" if "num_experts" in arch else "num_experts")
     if moe_layers < number.get("num_hidden_layers", 0) and "intermediate_size" not in arch:
         missing.append("intermediate_size")
     if moe_layers and "moe_intermediate_size" not in arch:

@@ -62,14 +62,16 @@ def test_what_the_server_says_of_itself_is_stronger_than_its_name():
     [
         ({"num_experts": 128}, True),
         ({"num_experts": 128, "num_experts_per_tok": 8}, False),
+        ({"num_experts": 8, "num_experts_per_tok": 9}, True),
         ({"num_experts": 1}, False),
         ({"expert_parallel": True}, True),
         ({"expert_parallel": False}, False),
         (MLA, False),
         (MOE, False),
         (MOE | {"num_local_experts": 1, "num_experts_per_tok": 1}, False),
+        (MOE | {"num_experts_per_tok": None}, True),
     ],
-    ids=["half of it", "rule", "one", "spread", "not spread", "routed", "local", "one local"],
+    ids=["half of it", "rule", "too many", "one", "spread", "not spread", "routed", "local", "one local", "no k"],
 )
 def test_a_mixture_whose_experts_are_told_in_part_is_unknown(tmp_path, known, is_unknown):
     if "model_type" in known:

@@ -64,7 +64,7 @@ def test_spans_of_a_sender_who_leaves_are_counted_by_what_they_waited_for():
         asyncio.current_task().cancel()
         return Outcome.LOG
 
-    queue, metrics = ExportQueue(FakeClock(), capacity_bytes=1 << 20, record=leave), Metrics(CollectorRegistry())
+    queue, metrics = ExportQueue(FakeClock(), capacity_bytes=1 << 20, record=leave), Metrics()
     with pytest.raises(asyncio.CancelledError):
         take_in(ExportConsumer(queue, metrics), make_export().SerializeToString())
     assert value_of(metrics, table.SPANS, Transport.GRPC, Outcome.LOG) == 1

@@ -7,11 +7,13 @@ import pytest
 
 import tracefit
 from collector.config import Config
-from online import ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
+from online import STEP_FEATURES, ConfigSnapshot, EngineSnapshot, RowBlock, Snapshot
 from tests.support.banks import STEP, coefficients, learned, merged, restarted, told
 from tests.support.linear_steps import BETA, steps
 from tests.support.pipelines import client_of
 from tests.support.recordings import otlp_file
+
+CONTEXT = STEP_FEATURES.index("decode_context_tokens")
 
 
 def bent(n, seed, gain=1.0):
@@ -58,6 +60,15 @@ def test_factors_survive_a_merge():
     one, both = factors(parts[0]), factors(merged(*parts))
     assert set(one) <= set(both)
     assert all(both[name] == pytest.approx(one[name], rel=0.03) for name in one if name.startswith("decode"))
+
+
+def test_the_usual_work_of_a_merged_shape_is_the_mean_of_both():
+    rows = bent(4000, 1)
+    longer = dataclasses.replace(rows, raw=np.where(np.arange(rows.raw.shape[1]) == CONTEXT, 3.0, 1.0) * rows.raw)
+    short, long = learned(rows), learned(longer)
+    mine, theirs, both = (told(bank).shape_factors["decode:4"].usual for bank in (short, long, merged(short, long)))
+    assert theirs[2] > 2.9 * mine[2]
+    assert both[2] == pytest.approx(0.5 * (mine[2] + theirs[2]), rel=0.01)
 
 
 def test_a_change_of_speed_moves_the_coefficients_of_all_models_and_not_the_factors():

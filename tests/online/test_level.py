@@ -18,8 +18,8 @@ def _moving(n, seed, log_level, *, phase=None):
     return RowBlock.of_lines(rows.raw, rows.elapsed_us * np.exp(log_level * here), end_ns=rows.end_ns)
 
 
-def _waves(n, height=0.05):
-    return height * np.sign(np.sin(np.arange(n) / 250.0))
+def _waves(n):
+    return 0.05 * np.sign(np.sin(np.arange(n) / 250.0))
 
 
 def test_a_speed_that_wanders_is_followed_within_rows():

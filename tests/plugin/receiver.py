@@ -8,16 +8,12 @@ from tests.support.otlp_backend import Backend
 
 
 class Receiver(Backend):
-    """``answer(context)`` may abort a call; ``metadata`` is that of all calls."""
+    """``metadata`` is that of all calls."""
 
-    def __init__(self, answer=lambda _context: None, port=0):
+    def __init__(self, port=0):
         self.metadata: list[dict[str, str]] = []
 
-        def heard(context):
-            self.metadata.append(dict(context.invocation_metadata()))
-            answer(context)
-
-        super().__init__(heard, port)
+        super().__init__(lambda context: self.metadata.append(dict(context.invocation_metadata())), port)
 
     @property
     def requests(self):

@@ -37,7 +37,7 @@ def test_a_minute_without_the_receiver_loses_nothing():
     scheduler = scheduler_to(receiver.url)
     scheduler.add_request(Request("a", 30, 40))
     drive(scheduler, 20)
-    receiver = Receiver(port=receiver.port)
+    receiver = Receiver(receiver.port)
     try:
         eventually(lambda: len(receiver.steps()) == 20)
         assert not scheduler._tracefit.publisher.lost

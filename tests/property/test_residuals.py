@@ -16,8 +16,8 @@ from tests.support.linear_steps import steps
 TWO = Config(learners=("rls",), feature_sets=("portable", "custom"), custom={"step_time": ("requests",)})
 
 
-def _residuals(bank, target="step_time"):
-    found = bank.targets("c").get(target)
+def _residuals(bank):
+    found = bank.targets("c").get("step_time")
     return None if found is None else found.residuals
 
 

@@ -11,8 +11,8 @@ T0_NS = 1_795_000_000_000_000_000
 class FakeClock:
     """Time passes when told to."""
 
-    def __init__(self, monotonic_ns: int = 1_000_000_000, unix_nano: int = T0_NS):
-        self._monotonic_ns = monotonic_ns
+    def __init__(self, unix_nano: int = T0_NS):
+        self._monotonic_ns = 1_000_000_000
         self._unix_nano = unix_nano
 
     def monotonic_ns(self) -> int:
@@ -30,9 +30,9 @@ class FakeClock:
         self._unix_nano -= int(seconds * 1e9)
 
 
-def eventually(condition, timeout_s: float = 100.0):
+def eventually(condition):
     """What it says once another thread or process got there; the limit is one that only a defect reaches."""
-    pause, give_up_s = threading.Event(), time.monotonic() + timeout_s
+    pause, give_up_s = threading.Event(), time.monotonic() + 100.0
     while not (found := condition()):
         assert time.monotonic() < give_up_s, "never came true"
         pause.wait(0.02)

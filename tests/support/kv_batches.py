@@ -46,5 +46,5 @@ def batch(*events, seq=0, ts_s=TS_S, source="kv"):
     return out
 
 
-def kv_batches(name, source="kv"):
-    return [read_line(line, source) for line in kv_lines(name)]
+def kv_batches(name):
+    return [read_line(line, "kv") for line in kv_lines(name)]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from collector.decode import Finish, SpanEventKind
-from tests.support.recordings import messages, otlp_file
+from tests.support.recordings import payloads
 from tests.support.step_exports import put
 from tests.support.toy_spans import Piece, telemetry_in
 
@@ -82,10 +82,10 @@ class Served(NamedTuple):
         return out
 
 
-def served_in(recording: str, copies: int = 1) -> list[Served]:
-    """The requests of a recorded server that ended by themselves, several times one after another, by their end."""
+def served_in(copies: int = 1) -> list[Served]:
+    """The requests of c10_long that ended by themselves, several times one after another, by their end."""
     found: dict[bytes, Served] = {}
-    for message in messages(otlp_file(recording)):
+    for message in payloads("c10_long"):
         for telemetry in telemetry_in(message):
             for core in telemetry.core:
                 at_ns = {mark.kind: mark.ts_ns for mark in core.events}

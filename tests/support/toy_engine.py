@@ -76,7 +76,6 @@ def run_engine(  # noqa: C901 one loop, as an engine has one
     start_ns: int = MONO_NS,
     offset_ns: int = UNIX_NS - MONO_NS,
     idle_us: float = 2e6,
-    steps_max: int = 20_000,
 ) -> Run:
     """Run all jobs to their end; the engine idles ``idle_us`` when nothing is left to do before the next one."""
     run = Run([dataclasses.replace(job, marks=[]) for job in jobs], [], [], [], [], [], [], offset_ns)
@@ -84,7 +83,7 @@ def run_engine(  # noqa: C901 one loop, as an engine has one
     running: list[Job] = []
     todo = sorted(run.jobs, key=lambda j: j.queued_step)
     now, previous_us, finished = float(start_ns), 0.0, 0
-    for step in range(1, steps_max):
+    for step in range(1, 20_000):
         if not running and not waiting:
             if not todo:
                 break

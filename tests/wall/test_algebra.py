@@ -43,10 +43,10 @@ def changes(rows):
     return told(learned(rows)).drift.count
 
 
-def steady(n: int, seed: int, requests: float) -> RowBlock:
+def steady(n: int, seed: int) -> RowBlock:
     """Steps of one batch size without prefill: one operating point, whose weights all decay alike."""
     rng = np.random.default_rng(seed)
-    context = requests * rng.uniform(300, 900, n)
+    requests, context = 4.0, 4.0 * rng.uniform(300, 900, n)
     columns = {"decode_requests": requests, "decode_tokens": requests, "requests": requests}
     us = (9000.0 + 0.1 * context) * np.exp(0.02 * rng.standard_normal(n))
     return of_columns({**columns, "decode_context_tokens": context}, us)
@@ -72,7 +72,7 @@ def test_streams_that_follow_each_other_merge_to_what_one_learner_knows():
 
 def test_a_merge_forgets_what_the_later_stream_would_have_made_the_earlier_one_forget():
     """One operating point, two half-lives each: Kish's rows of the merge are those of one learner."""
-    rows = steady(16_000, 16, 4.0)
+    rows = steady(16_000, 16)
     joint, merged = learned(rows), learned(rows.slice(0, 8000))
     merged.merge(learned(rows.slice(8000, 16_000)))
     assert model(merged).effective_rows == pytest.approx(model(joint).effective_rows, rel=0.03)
@@ -92,7 +92,7 @@ def test_effective_rows_are_those_of_exponentially_decayed_weights(n):
     """Kish: (sum w)^2 / sum w^2 of w = 2^(-age / half-life); single steps of one operating point."""
     weights = 2.0 ** (-np.arange(n) / HALF_LIFE_STEPS)
     kish = weights.sum() ** 2 / (weights**2).sum()
-    assert model(learned(steady(n, 5, 4.0))).effective_rows == pytest.approx(kish, rel=0.08)
+    assert model(learned(steady(n, 5))).effective_rows == pytest.approx(kish, rel=0.08)
 
 
 def test_what_an_operating_point_knows_is_not_forgotten_while_others_are_served():

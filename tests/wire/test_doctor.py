@@ -81,7 +81,7 @@ def test_what_a_sidecar_left_out_and_what_waits_stand_in_the_diagnosis(tmp_path,
 
 
 def test_request_spans_that_are_sampled_are_said_to_be_in_every_answer(tmp_path, capsys):
-    spans = kept(as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=3)), 0.1)
+    spans = kept(as_told_by(DIALECTS["vLLM 0.33"], served_in(3)), 0.1)
     payloads = [export.payload for export in exports_of(spans, 50)]
     recording = tmp_path / "spans.pb"
     recording.write_bytes(delimited(*map(ExportTraceServiceRequest.FromString, payloads)))

@@ -41,8 +41,8 @@ def forwarding(directory, port, **settings):
     return running_sidecar(directory, **{"FORWARD": f"grpc://127.0.0.1:{port}"} | settings)
 
 
-def forwarded(sidecar, outcome, signal="traces"):
-    return metric(sidecar.http_port, f'tracefit_forward_exports_total{{outcome="{outcome}",signal="{signal}"}}')
+def forwarded(sidecar, outcome):
+    return metric(sidecar.http_port, f'tracefit_forward_exports_total{{outcome="{outcome}",signal="traces"}}')
 
 
 def held_bytes(sidecar):

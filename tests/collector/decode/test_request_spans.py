@@ -82,7 +82,7 @@ def test_a_request_that_ended_before_its_first_token_is_refused():
 
 @functools.cache
 def served():
-    return served_in("c10_long")[:350]
+    return served_in()[:350]
 
 
 @functools.cache

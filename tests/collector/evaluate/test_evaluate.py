@@ -38,7 +38,8 @@ def test_scores_of_requests_are_those_by_hand():
     assert (found["e2e_full"], found["ttft"]) == pytest.approx((0.0, 0.0))
 
 
-def capture_of(name, n=600, seed=0):
+def capture_of(name, seed=0):
+    n = 600
     rows, _ = rows_of(PHYSICS, name, n, seed)
     cut, ends = int(0.6 * n), rows.end_ns / MS
     stamps = [

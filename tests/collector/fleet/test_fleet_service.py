@@ -24,9 +24,9 @@ def states():
     return made | {"slow": state_of("engine-slow", 9, gain=1.3)}
 
 
-def service_of(sources, out, interval_s=300.0):
+def service_of(sources, out):
     puller = Puller(sources, out, PAGES)
-    return FleetService(puller, PAGES, FakeClock(unix_nano=NOW_NS), interval_s=interval_s)
+    return FleetService(puller, PAGES, FakeClock(NOW_NS), interval_s=300.0)
 
 
 def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):

@@ -165,10 +165,10 @@ def test_states_below_a_place_are_found(source, taken, states, tmp_path):
     assert pulled([tmp_path / source], tmp_path / "fleet")[1][0] == taken
 
 
-def fleet_of(gains, directory, facts=lambda _: FACTS):
+def fleet_of(gains, directory):
     """What is published of engines of these speeds, and the last thing that was noted."""
     for n, gain in enumerate(gains):
-        (directory / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain, facts=facts(n), rows=400))
+        (directory / f"{n}.bin").write_bytes(state_of(f"engine-{n}", n, gain=gain, rows=400))
     _, _, noted = pulled([directory], directory / "fleet")
     (config,) = Snapshot.from_json((directory / "fleet" / "snapshot.json").read_bytes()).configs
     return config, noted[-1]

@@ -21,9 +21,9 @@ from tests.support.toy_spans import columns_of, exports_of, pieces, stock_of
 ORDER = (ConfigKeyChanged, ConfigUpdated, Rows, ConfigReplaced)
 
 
-def drains(exports, join: Config | None = None) -> list[list[Event]]:
+def drains(exports) -> list[list[Event]]:
     """What each export made the join say, and what was left at the end."""
-    joiner, spans = Joiner(join or Config()), SpanWindow(64)
+    joiner, spans = Joiner(Config()), SpanWindow(64)
     events = []
     for export in exports:
         for telemetry in decode_exports([export], spans.accept, Counts()):
@@ -105,12 +105,10 @@ def test_request_spans_of_another_version_than_discovery_says_of_the_engine_are_
         assert len(joiner.emitters_by_config()) == configs
 
 
-def passes_of(name, counts, recording="", per_s=1):
-    """One pass a second, or several."""
+def passes_of(name, counts, recording=""):
+    """One pass a second."""
     return [
-        ForwardPass(
-            name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9 // per_s, recording=recording
-        )
+        ForwardPass(name, at, 9e3, 0, 0, 0, 1, 100, 0, Target.STEP_TIME, T0_NS + at * 10**9, recording=recording)
         for at in counts
     ]
 

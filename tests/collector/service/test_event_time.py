@@ -33,7 +33,7 @@ class House:
     """A pipeline with its publisher and the clock that ends waiting, turn by turn; time moves by hand."""
 
     def __init__(self, **settings):
-        self.clock = FakeClock(unix_nano=BEGIN_NS)
+        self.clock = FakeClock(BEGIN_NS)
         self.metrics = Metrics()
         self.pipeline = Pipeline(Config(learners=("rls",), **settings))
         self.publisher = Publisher(self.pipeline, self.metrics, self.clock, 5.0, Advisory().verdict)

@@ -25,7 +25,7 @@ MINUTE_NS = 60_000_000_000
 @pytest.fixture
 def log(caplog):
     """Publishes configurations at noon, and returns what its log says, behind the filter of a real one."""
-    clock, source = FakeClock(unix_nano=NOON_NS), CountingProcessor()
+    clock, source = FakeClock(NOON_NS), CountingProcessor()
     publisher = Publisher(source, Metrics(), clock, 0.0, Advisory().verdict)
     repeated = OncePerInterval(clock)
     caplog.set_level(logging.INFO)

@@ -22,15 +22,15 @@ def bent(n, seed, gain=1.0):
     return dataclasses.replace(rows, elapsed_us=gain * rows.elapsed_us * np.where(rows.raw[:, 6] % 4 == 0, 0.8, 1.0))
 
 
-def stalled(n, seed, part=0.2):
-    """Steps of a machine on which a line holds for all shapes, and a part of the steps stalls."""
+def stalled(n, seed):
+    """Steps of a machine on which a line holds for all shapes, and a fifth of the steps stalls."""
     rows, rng = steps(n, seed, batch=(1, 8)).rows, np.random.default_rng(seed)
-    longer = np.where(rng.random(n) < part, rng.uniform(1.2, 3.0, n), 1.0)
+    longer = np.where(rng.random(n) < 0.2, rng.uniform(1.2, 3.0, n), 1.0)
     return dataclasses.replace(rows, elapsed_us=rows.elapsed_us * longer)
 
 
-def factors(bank, config_id="c"):
-    return {name: each.factor for name, each in told(bank, config_id=config_id).shape_factors.items()}
+def factors(bank):
+    return {name: each.factor for name, each in told(bank).shape_factors.items()}
 
 
 def test_the_client_says_of_a_shape_that_was_seen_what_coefficients_times_factor_give(tmp_path):

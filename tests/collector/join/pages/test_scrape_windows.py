@@ -27,12 +27,12 @@ OF_SGLANG = (Meaning.DECODE_STEPS, Meaning.GPU_SECONDS)
 class SimulatedEngine:
     """Runs steps by known coefficients and keeps vLLM's counters."""
 
-    flavour, facts, ranks = Flavour.VLLM, FACTS, 1
+    flavour, facts, ranks, budget = Flavour.VLLM, FACTS, 1, 512
     absent = (Meaning.KV_USED_TOKENS, Meaning.PREFILL_TOKENS, *OF_SGLANG, *ESTIMATES)
 
-    def __init__(self, seed=0, budget=512, abort=0.0, preempt=0.0, cached=0.0, counting="computed"):
+    def __init__(self, seed=0, abort=0.0, preempt=0.0, cached=0.0, counting="computed"):
         self.chance = random.Random(seed)
-        self.budget, self.abort, self.preempt, self.cached, self.counting = budget, abort, preempt, cached, counting
+        self.abort, self.preempt, self.cached, self.counting = abort, preempt, cached, counting
         self.now_us, self.running = 0.0, []
         self.values = dict.fromkeys(Meaning, 0.0) | dict.fromkeys(self.absent, math.nan)
 

@@ -76,7 +76,7 @@ def step_features(pipeline):
 
 @cache
 def recorded_five_times() -> list[Piece]:
-    return as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long", copies=5))
+    return as_told_by(DIALECTS["vLLM 0.33"], served_in(5))
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.5, 0.9])
@@ -236,7 +236,7 @@ def test_of_several_api_servers_of_one_engine_each_knows_a_part_of_every_batch(f
 
 
 def test_the_page_tells_how_many_tokens_of_a_prompt_were_computed():
-    sent = as_told_by(DIALECTS["vLLM 0.33"], served_in("c10_long"))
+    sent = as_told_by(DIALECTS["vLLM 0.33"], served_in())
     told, hidden = beside_its_page(sent, sent, hit_ratio=0.75), learned(sent)
     assert (only_config(told).prefix_hits_hidden, only_config(hidden).prefix_hits_hidden) == (False, True)
     prices_us = [

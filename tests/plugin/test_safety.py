@@ -43,6 +43,7 @@ def test_a_batch_of_an_unknown_shape_takes_the_hooks_off_after_five_errors_with_
 def test_an_endpoint_where_nobody_is_or_that_hangs_costs_the_engine_nothing(scheme, hangs, monkeypatch):
     """The hang is a socket that accepts and never answers; who publishes does not know who listens."""
     monkeypatch.setattr("tracefit_vllm.publisher.QUEUE_STEPS", 500)
+    monkeypatch.setattr("tracefit_vllm.otlp.GIVE_UP_S", 0.1)  # its thread shall not log into a later test
     with socket.create_server(("127.0.0.1", 0)) as hanging:
         scheduler = scheduler_to(f"{scheme}://127.0.0.1:{hanging.getsockname()[1] if hangs else free_port()}")
         for number in range(8):

@@ -425,7 +425,7 @@ def lab_merge(*, states: tuple[Path, ...], out: Path, snapshot: Path | None, con
     """Add what several sidecars learned into one state."""
     from collector.fleet.pull import merge_files  # noqa: PLC0415
 
-    return merge_files(states, out, config, snapshot, in_json=in_json)
+    return deliver(partial(merge_files, states, out, config, snapshot), None, in_json=in_json)
 
 
 # --- the configuration ---------------------------------------------------------------------------

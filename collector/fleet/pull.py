@@ -26,6 +26,7 @@ import msgspec
 
 import tracefit
 from collector import __version__
+from collector.commands import Report
 from collector.config import Config
 from collector.identity import unknown_experts
 from collector.recordings import check_targets
@@ -43,9 +44,7 @@ from online.transfer import HIDES_HITS
 from .sources import fetch_states, find_places, find_targets
 
 
-def merge_files(
-    paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None, *, in_json: bool = False
-) -> int:
+def merge_files(paths: Sequence[Path], out: Path, config: Config, snapshot: Path | None = None) -> Report:
     """Merge state files, and those of directories, into ``out``, and write their coefficients to ``snapshot``.
 
     A state that is corrupt, does not fit, or has learned the same rows as a newer one is named, and nothing is written;
@@ -58,27 +57,20 @@ def merge_files(
         [each if isinstance(each, FleetSource) else examine(each.name, Path(each.name), config) for each in places]
     )
     refused = [source for source in left_out if source.outcome is not PullOutcome.NOTHING_YET]
-    for source in refused:
-        print_stderr(f"{source.name}: {source.detail}")
     if refused:
-        return EXIT_FAILED
+        return Report(EXIT_FAILED, notes=[f"{source.name}: {source.detail}" for source in refused])
     try:
         merged = add(chosen, config)
     except StateError as error:
-        print_stderr(str(error))
-        return EXIT_FAILED
+        return Report(EXIT_FAILED, notes=[str(error)])
     whole = fleet_snapshot(merged)
     if not whole.configs:
-        print_stderr("nothing to merge: no row was learned in any of the states (rows that still wait are not merged)")
-        return EXIT_FAILED
+        why = "nothing to merge: no row was learned in any of the states (rows that still wait are not merged)"
+        return Report(EXIT_FAILED, notes=[why])
     for target, data in ((out, merged.state()), (snapshot, whole.to_json())):
         if target is not None:
             write_atomically(target, data)
-    for line in [whole.to_json().decode().rstrip()] if in_json else [*_held(whole), f"state: {out}"]:
-        print_stdout(line)
-    for line in _odd(whole):
-        print_stderr(line)
-    return EXIT_OK
+    return Report(EXIT_OK, [*_held(whole), f"state: {out}"], msgspec.json.decode(whole.to_json()), _odd(whole))
 
 
 _TELEMETRY = "merged"

@@ -5,14 +5,13 @@ import pytest
 from collector.fleet.pull import merge_files
 from collector.service.pipeline import make_pipeline
 from online.snapshot import Snapshot
-from tests.support.command_lines import spoken
 from tests.support.fleets import CONFIG, FACTS, state_of
 
 
 def merged(states, out, **options):
     """Exit code and what was said."""
-    code, said, noted = spoken(merge_files, states, out, CONFIG, **options)
-    return code, said + noted
+    report = merge_files(states, out, CONFIG, **options)
+    return report.code, [*report.lines, *report.notes]
 
 
 @pytest.fixture

@@ -258,6 +258,7 @@ class Answer(NamedTuple):
             limits = {**self.config.limits._asdict(), **self.question.assumed}
             ranges = {name: f"{low:,.0f} to {high:,.0f} seen" for name, (low, high) in self.config.verdict.seen.items()}
             ranges["shape"] = "no batch of this kind was seen"
+            ranges["model"] = "it may be a mixture of experts: set model_config or num_experts"
             ranges |= {name: "unknown" for name, limit in limits.items() if limit is None}
             names = (f"{name} ({ranges[name]})" if name in ranges else name for name in self.at.extrapolated)
             yield f"{'' if self.at.usable else 'not usable, '}outside of what was learned from", ", ".join(names)

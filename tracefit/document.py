@@ -9,6 +9,7 @@ log and commands read it and decide nothing of their own, so that all of them sa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -127,6 +128,10 @@ ACTIVE_EXPERTS = "active_experts"
 """The feature that counts the share of experts that a step's tokens touch."""
 
 
+_SIZE = re.compile(r"\d[bB](?![a-zA-Z0-9])")
+"""``Llama-3.1-8B``: nobody calls a model so who hides what it is, as ``prod-chat`` does."""
+
+
 class ConfigDocument(NamedTuple):
     """One configuration as published.
 
@@ -148,6 +153,12 @@ class ConfigDocument(NamedTuple):
     last_heard_unix_nano: int = 0
     replaced: bool = False
     prefix_hits_hidden: bool = False
+
+    @property
+    def model_is_known(self) -> bool:
+        """Whether it is told if the model is a mixture of experts: by its file, their count, or a name with a size."""
+        named = str(self.facts.get("model_root") or self.facts.get("model", ""))
+        return not {"num_experts", "hidden_size"}.isdisjoint(self.facts) or bool(_SIZE.search(named))
 
     @property
     def missed_experts(self) -> float | None:

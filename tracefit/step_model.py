@@ -54,7 +54,8 @@ class Prediction(NamedTuple):
     """Time of one step in microseconds, with the band that eight of ten fall into.
 
     ``extrapolated`` names what lies outside of what was learned from: a feature, ``context_per_request``, ``shape`` (no
-    batch near it was seen) or a limit of the engine. ``usable``: the coefficients carry this answer.
+    batch near it was seen) or a limit of the engine; and then ``model``, where it may be a mixture of experts.
+    ``usable``: the coefficients carry this answer.
     """
 
     us: float
@@ -89,7 +90,7 @@ class StepModel:
         self.requests_max = float(limits.max_num_seqs or math.inf)
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
-        self._model_is_known = "model" in config.facts
+        self._model_is_known = config.model_is_known
         cells = (self.of_means and target.shapes) or target.cells  # a mean that was thrown away is no batch
         self._seen_octaves = {self._octaves(*step) for step in map(middle_of, cells) if step is not None}
         self.seen = target.seen
@@ -142,7 +143,8 @@ class StepModel:
         inside["shape"] = not self._seen_octaves or any(near)
         inside["max_num_seqs"] = requests <= self.requests_max
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
-        return tuple(name for name, is_so in inside.items() if not is_so)
+        outside = tuple(name for name, is_so in inside.items() if not is_so)
+        return (*outside, "model") if outside and not self._model_is_known else outside
 
     def _octaves(self, prefill_tokens: float, requests: float) -> tuple[float, float]:
         """Of a step's tokens and requests. Of means, which hardly ever have no prefill, only the requests count."""
@@ -168,7 +170,7 @@ class StepModel:
         """
         if self.reasons or not outside:
             return not self.reasons
-        if "shape" in outside or not self._model_is_known:
+        if "shape" in outside or "model" in outside:
             return False
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())

@@ -86,13 +86,20 @@ def carried(config):
     return [config.step_time(requests=40, decode_context_tokens=tokens).usable for tokens in (140_000, 400_000)]
 
 
-def test_beyond_an_octave_of_what_was_seen_and_of_an_unknown_model_nothing_carries():
+def test_beyond_an_octave_of_what_was_seen_nothing_carries():
     near, far = (CONFIG.step_time(prefill_tokens=tokens, requests=12) for tokens in (50, 20))
     assert (near.extrapolated, near.usable) == ((), True)
     assert (far.extrapolated, far.usable) == (("shape",), False)
+
+
+@pytest.mark.parametrize("told", [{}, {"model": "prod-chat"}])
+def test_of_a_model_that_may_be_a_mixture_for_nobody_told_what_it_is_nothing_carries_outside(told):
     document = tree()
-    del document["configs"][0]["config"]["model"]
+    document["configs"][0]["config"] = told
     assert carried(config_of(document)) == [True, False]
+    assert config_of(document).step_time(requests=40, decode_context_tokens=400_000).extrapolated[-1] == "model"
+    told["num_experts"] = 0
+    assert carried(config_of(document)) == [True, True]
 
 
 def test_of_means_nothing_carries_beyond_three_quarters_of_an_octave_of_batches_with_rows_whatever_their_prompts():

@@ -174,9 +174,10 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     nothing_yet = NOTHING_YET.for_port(detail.get("otlp_grpc_port", OTLP_PORT))
     problems = [f"{name}: {said}" for name, said in detail.items() if name.endswith(_PROBLEMS) and said]
     takes, version = status == HTTPStatus.OK and "refused" not in detail, ", ".join(counts.of(table.BUILD_INFO))
-    state = f"tracefit {version}, {'takes' if takes else 'refuses'} telemetry"
+    sources = counts.of(table.FLEET_SOURCES)
+    state = f"tracefit {version}, {'takes' if takes else 'refuses'} {'states' if sources else 'telemetry'}"
     yield Finding(POOR if not takes else FAIR if problems else GOOD, "running", "; ".join([state, *problems]))
-    if sources := counts.of(table.FLEET_SOURCES):
+    if sources:
         said = ", ".join(f"{number:,} {outcome}" for outcome, number in sources.items())
         yield Finding(GOOD if sources.keys() == {PullOutcome.MERGED} else FAIR, "pulling", f"sources of states: {said}")
     else:

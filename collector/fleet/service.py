@@ -56,6 +56,7 @@ class FleetService:
             clock.unix_nano,
             alive=self.health.probe_alive,
             ready=self._probe_ready,
+            advisory=page.advisory,
             status_page=page.answer,
         )
         if config.pages_token_file:

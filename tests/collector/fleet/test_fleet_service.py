@@ -44,8 +44,11 @@ def test_a_fleet_is_pulled_shown_counted_and_examined(states, tmp_path, capsys):
             assert metric(port, f"tracefit_replica_speed_ratio{series}") == pytest.approx(1.3, abs=0.01)
             named = series.replace(",vector", ',term="all",vector')
             assert metric(port, f"tracefit_replica_differs{named}") == 1
+            assert metric(port, f"tracefit_usable{{{of}}}") == 0
+            assert b'"us": ' in get(port, "/predict?requests=5")
             assert main(["doctor", f"127.0.0.1:{port}"]) == 1
-            assert "fair  pulling    sources of states: 5 merged, 1 refused\n" in capsys.readouterr().out
+            said = "takes states\nfair  pulling    sources of states: 5 merged, 1 refused\n"
+            assert said in capsys.readouterr().out
             page = get(port, "/").decode()
             assert "6 sources: 1 not in the coefficients" in page
             assert "refused: status 404" in page

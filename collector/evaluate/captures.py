@@ -49,7 +49,6 @@ class Capture:
     requests: NDArray[Any]
     """Of ``REQUEST``, (k,)."""
     cut_ns: int
-    cannot_derive: Sequence[str] = ()
 
     def all_rows(self, target: Target) -> RowBlock:
         """Every row of a target."""
@@ -96,7 +95,6 @@ def load(path: Path, entries: Sequence[Timed], config: Config, learn_until: floa
             rows={target: RowBlock.concatenate(blocks) for target, blocks in rows_of[known.config_id].items()},
             requests=_requests(entries, {engine.instance for engine in known.engines}, config, pipeline.joiner),
             cut_ns=times[0] + int(learn_until * (times[-1] - times[0])),
-            cannot_derive=known.cannot_derive,
         )
         for known in learned
     ]

@@ -47,7 +47,7 @@ def lines(report: Document) -> Iterator[str]:
             "{scored_requests} requests ({uncovered_requests} left out: their path is not covered)".format(**capture)
         )
         if capture["cannot_derive"]:
-            yield f"  systems that need a sheet are not here, missing: {', '.join(capture['cannot_derive'])}"
+            yield f"  systems that need more are not here, missing: {', '.join(capture['cannot_derive'])}"
         yield from tabulate(capture["scores"], COLUMNS)
     if report["transfers"]:
         yield ""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from collector import __version__
 from online import REQUEST_FEATURES, Floats, Mask, Quality, RowBlock, Target
-from online.features import PORTABLE
+from online.features import PORTABLE, missing
 
 from .captures import Capture
 from .systems import Document, Fit, Score, ape, fit, mean, plain_name
@@ -167,7 +167,7 @@ def _scores_of(capture: Capture, systems: Sequence[str]) -> Document:
     return {
         "name": capture.name,
         "telemetry": capture.telemetry,
-        "cannot_derive": capture.cannot_derive,
+        "cannot_derive": missing(map(plain_name, systems), facts),
         "learned_rows": len(learned),
         "scored_rows": len(scored),
         "scored_requests": len(requests),

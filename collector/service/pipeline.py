@@ -56,7 +56,7 @@ from online import (
     TargetSnapshot,
     check_settings,
 )
-from online.features.sheets import sheet_of
+from online.features import missing
 from online.state import LEARNERS, Tree, part_of_tree
 from online.transfer import HIDES_HITS
 
@@ -332,7 +332,7 @@ class Pipeline:
             config_id=config_id,
             config=facts | sampling,
             sources=sources | dict.fromkeys(measured, FactSource.TELEMETRY.label),
-            cannot_derive=list(sheet_of(facts)[1]),
+            cannot_derive=missing(self._settings.feature_sets, facts),
             engines=[emitter.snapshot() for emitter in emitters],
             telemetry=quality.label,
             targets=targets,

@@ -13,7 +13,7 @@ from .columns import (
     portable,
     share_touched,
 )
-from .systems import SYSTEMS, System, build, registered
+from .systems import SYSTEMS, System, build, missing, registered
 
 __all__ = [
     "ACTIVE_EXPERTS",
@@ -28,6 +28,7 @@ __all__ = [
     "build",
     "custom",
     "experts_in",
+    "missing",
     "portable",
     "registered",
     "share_touched",

@@ -41,7 +41,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -211,6 +211,8 @@ _OF_SHEET: dict[str, tuple[str, Callable[[Sheet], OfStep | float | None]]] = {
     **{name: ("", operator.attrgetter(name)) for name in ("prefix", "chunked", "offload")},
 }
 """Unit, and of a sheet the formula, the number, or None where it does not tell."""
+_KNOBS = {"budget": "max_num_batched_tokens", "seats": "max_num_seqs", "longest": "max_model_len"}
+"""Words that need a limit of the engine."""
 
 
 # ----------------------------------------------------------------- columns and systems
@@ -483,6 +485,16 @@ BSR_ARD = _system(
 
 SYSTEMS = {each.name: each for each in (PHYSICS, BLACKBOX, ROOFLINE, PICF, MOLE_RD, HFD_TL, BSR_ARD, RECE)}
 """By name, beside ``portable``."""
+
+
+def missing(names: Iterable[str], facts: Facts) -> list[str]:
+    """What the facts lack for these sets; a limit of the engine only where they divide by it."""
+    sheet, lacks = sheet_of(facts)
+    if sheet is None:
+        return list(lacks)
+    tables = (table for name in names if name in SYSTEMS for table in SYSTEMS[name].tables.values())
+    words = set(re.findall(r"[a-z_]+", "".join(tables)))
+    return [knob for word, knob in _KNOBS.items() if word in words and _OF_SHEET[word][1](sheet) is None]
 
 
 def registered() -> tuple[str, ...]:

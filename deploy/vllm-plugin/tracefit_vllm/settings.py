@@ -113,8 +113,11 @@ _KNOBS: Final = {
 }
 """Knob and where it is in the VllmConfig."""
 _IN_MODEL: Final = {
-    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts"),
-    "num_experts_per_tok": ("num_experts_per_tok", "num_experts_per_token", "moe_topk"),
+    "num_experts": ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        *("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+        *("moe_topk", "moe_top_k", "top_k_experts", "moe_k"),
+    ),
 }
 """Fact and what models' configurations call it."""
 _OFFLOADED: Final = (

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from online.features import SYSTEMS, build
+from online.features import SYSTEMS, build, missing
 from online.features.sheets import sheet_of
 from online.features.systems import request_gates, step_gates
 from online.rows import REQUEST_FEATURES, STEP_FEATURES, RowBlock, Target
@@ -263,6 +263,9 @@ def test_every_column_of_a_live_set_varies_and_has_a_unit_and_a_definition(name,
 def test_without_sheets_a_system_is_not_offered(name):
     assert build(name, STEP, {}) is None
     assert build(name, STEP, dict(KNOBS)) is None
+    facts = MODELS["dense"].facts | dict.fromkeys(("max_num_batched_tokens", "max_num_seqs", "max_model_len"))
+    assert (build(name, STEP, facts) is None) <= bool(missing([name], facts))
+    assert missing([name], MODELS["dense"].facts) == []
 
 
 def test_an_empty_step_gives_finite_columns():

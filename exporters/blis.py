@@ -281,9 +281,9 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
         raise BlisError(
-            f"--hardware: memory bandwidth of {printable(hardware) or 'an unknown GPU'!r} is not known; name one of "
-            f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number"
-            " (to a sidecar as a fact, gpu or memory_bandwidth_gb_s)"
+            f"--hardware: memory bandwidth of {repr(printable(hardware)) if hardware else 'an unknown GPU'} is not known; name one of "
+            f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number; for a sidecar by its key gpu, or by a rule"
+            " with memory_bandwidth_gb_s"
         )
     ranks = config.config.get("tensor_parallel_size", 1)
     if type(ranks) is not int or ranks < 1:

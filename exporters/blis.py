@@ -280,8 +280,9 @@ def _kv_us_per_token(config: ConfigSnapshot, model_config: Mapping[str, Any] | N
             hardware = str(float(fact) / 1e3)  # BLIS does not know the GPU: its user has to give it this figure
     bandwidth_tb_s = bandwidth_of(hardware)
     if bandwidth_tb_s is None:
+        gpu = repr(printable(hardware)) if hardware else "an unknown GPU"
         raise BlisError(
-            f"--hardware: memory bandwidth of {repr(printable(hardware)) if hardware else 'an unknown GPU'} is not known; name one of "
+            f"--hardware: memory bandwidth of {gpu} is not known; name one of "
             f"{', '.join(BANDWIDTH_TB_S)}, or give BwPeakTBs as a number; for a sidecar by its key gpu, or by a rule"
             " with memory_bandwidth_gb_s"
         )

@@ -125,7 +125,7 @@ class Sidecar:
             metrics=metrics,
             health=health,
             clock=clock,
-            files=files,
+            files=files or SystemFiles(),
             on_freed=self.queue.retry,
         )
         log = self._keeper.log

@@ -112,7 +112,7 @@ def check_keys(tree: Mapping[str, Any], set_by: Mapping[str, str]) -> Config:
 
 
 def read_keys(
-    path: Path | None, environ: Mapping[str, str], profile: str | None = None
+    path: Path | None, environ: Mapping[str, str], profile: str | None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """The keys that are set, unchecked, and what sets each: the file, a variable or a profile."""
     tree = read_yaml(path) if path is not None else {}
@@ -340,7 +340,7 @@ def every_key() -> list[Key]:
 
 
 def explain_key(
-    name: str, set_by: Mapping[str, str], *, changed: bool = False
+    name: str, set_by: Mapping[str, str], *, changed: bool
 ) -> tuple[list[str], list[dict[str, str | None]]]:
     """What a key means and takes; of no name, what every key means, with a star at those that were set, by what.
 

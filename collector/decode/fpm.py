@@ -116,14 +116,10 @@ _TRACE_MARK: Final = b'"fpm"'
 def read_record(
     body: bytes, unix_ns: int, times: str = "host", instance: str = "", source: str = ""
 ) -> ForwardPass | Skip:
-    """Read the body of one ZMQ message.
+    """Read the body of one ZMQ message, which came at ``unix_ns`` from the endpoint ``source``.
 
-    Args:
-        body: the record.
-        unix_ns: when it came.
-        times: what ``wall_time`` is where the record does not say so: ``host`` or ``gpu``.
-        instance: what the engine is called; else the record's worker and rank.
-        source: the endpoint.
+    ``times`` is what ``wall_time`` is where the record does not say so, ``host`` or ``gpu``; ``instance`` what the
+    engine is called, else the record's worker and rank.
     """
     return _read(_MSGPACK, body, times, unix_ns=unix_ns, instance=instance, source=source)
 

@@ -186,13 +186,10 @@ class Pulled(NamedTuple):
 
 
 class Puller:
-    """Rounds over the same sources; one thread at a time.
+    """Rounds over the same sources; one thread at a time. The fleet's files go to the directory ``out``.
 
-    Args:
-        sources, out: where states are, and the directory that the fleet's files go to.
-        config: how they are merged.
-        require: share of the sources that must be merged, or nothing is written.
-        token: asked before each round; what sidecars are asked with.
+    ``require`` is the share of the sources that must be merged, or nothing is written; ``token`` says before each round
+    what sidecars are asked with.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class EngineState(NamedTuple):
     rows: int
 
 
-def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: str = LOCAL) -> int:
+def replay_fleet(recordings: Sequence[str], out: Path, config: Config, address: str) -> int:
     """Learn every engine of the recordings, and write the fleet's files; failed if nothing was learned.
 
     ``address`` is that of a Ray cluster.

@@ -37,12 +37,8 @@ _log = logging.getLogger(__name__)
 class WatchedFiles(Generic[T]):
     """What some files hold, read again once a second at most; what they held before stays while that fails.
 
-    Args:
-        named: what they are, in the log.
-        path: the first of them.
-        load: reads them; OSError or ValueError if they cannot be used.
-        key: the configuration key that names them, in errors.
-        clock: for the second.
+    ``named`` is what they are and ``path`` the first of them, in the log; ``key`` names them in a ConfigError. ``load``
+    raises OSError or ValueError if they cannot be used.
     """
 
     def __init__(self, named: str, path: str, load: Callable[[], T], key: str, clock: Clock) -> None:

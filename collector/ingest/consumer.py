@@ -30,8 +30,7 @@ class ExportConsumer:
     """What every receiver does with an export, in the loop.
 
     Args:
-        queue: where it goes.
-        metrics: where it is counted.
+        queue, metrics: where it goes, and where it is counted.
         memory: while it is short, exports are refused.
         unix_nano: says when an export came in, 0 if that is not known.
         tokens: who may send; None lets everybody.
@@ -79,12 +78,7 @@ class ExportConsumer:
     ) -> Answer | None:
         """Take in the message of one call, and count what became of the call; returns None, or the refusal.
 
-        Args:
-            signal: what it tells.
-            transport: how it comes.
-            connection: whose share of the room it takes.
-            size_bytes: most bytes that it may have.
-            read: waits for the message.
+        It takes the share of a ``connection``, and has ``size_bytes`` at most.
         """
         try:
             refused = await self._take_in(signal, transport, connection, size_bytes, read)

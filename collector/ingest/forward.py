@@ -115,24 +115,11 @@ class _Failure(NamedTuple):
 class Forwarder:
     """Sends on what it is offered, from ``start`` to ``stop``; everything happens in the loop.
 
-    ConfigError where telemetry would come back to this very process, or the file of headers cannot be used.
-
-    Args:
-        config: where to, and how.
-        clock: for the age of what waits.
-        metrics: where it is counted: offered = Σ outcomes + what waits, per signal, always.
-        log: where exports with a number are, and how far they were passed on.
-        health: what is told if the task dies.
+    Offered = Σ outcomes + what waits, per signal, always. ``log`` has the exports with a number, and how far they were
+    passed on. ConfigError where telemetry would come back to this very process, or the file of headers cannot be used.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        clock: Clock,
-        metrics: Metrics,
-        log: Log,
-        health: Health | None = None,
-    ) -> None:
+    def __init__(self, config: Config, clock: Clock, metrics: Metrics, log: Log, health: Health) -> None:
         _refuse_loop(config)
         self._config = config
         self._clock = clock

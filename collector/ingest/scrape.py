@@ -151,13 +151,8 @@ class _Answered:
 class Scraper:
     """All servers of the configuration: those that are scraped, and those of ``discover``, who are asked that alone.
 
-    Args:
-        config: where they are, and how often they are asked.
-        clock: stamps pages.
-        count: what came of a question for ``counters``, or for ``discovery``.
-        learn_facts: takes what a server says of the engines whose name matches a pattern.
-        health: what is told if the task dies.
-        timeout_s: how long an answer may take.
+    ``count`` takes what came of a question for ``counters``, or for ``discovery``; ``learn_facts`` a pattern, and what
+    a server says of the engines whose name matches it.
     """
 
     def __init__(

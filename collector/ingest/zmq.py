@@ -151,15 +151,8 @@ class _Subscription:
 class Subscriber(Generic[T]):
     """Subscribes to every endpoint of a feed in the loop; the worker takes what came. Without endpoints it is idle.
 
-    ConfigError where there are some and pyzmq is not installed.
-
-    Args:
-        feed: what the endpoints publish.
-        config: names them.
-        metrics: where it is counted.
-        clock: says when messages came, but never goes back.
-        health: what is told if a task dies.
-        is_short: whether the process has more memory than its limit.
+    ``is_short`` says whether the process has more memory than its limit. ConfigError where there are endpoints and
+    pyzmq is not installed.
     """
 
     def __init__(

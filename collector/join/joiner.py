@@ -110,11 +110,7 @@ class Joiner:
     ) -> E | None:
         """The emitter of some telemetry, created if it is new; None if there is no place for it.
 
-        Args:
-            kind: what it is.
-            key: its own.
-            arrived_unix_ns: when it came, by the clock here; 0: nobody knows.
-            telemetry: what came, whose newest event is now where nobody knows.
+        ``arrived_unix_ns`` is by the clock here; where nobody knows it (0), now is the newest event of ``telemetry``.
         """
         held: MutableMapping[Key, E] = self._kinds[kind]
         settings = self._settings

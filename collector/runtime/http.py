@@ -258,7 +258,7 @@ class FetchError(Exception):
         status: that of the answer, 0 where none came.
     """
 
-    def __init__(self, outcome: str, text: str = "", status: int = 0) -> None:
+    def __init__(self, outcome: str, text: str, status: int = 0) -> None:
         super().__init__(text)
         self.outcome = outcome
         self.status = status

@@ -43,11 +43,9 @@ async def in_own_thread(work: Callable[[], T]) -> T:
 
 
 class Background:
-    """A coroutine that runs in the loop from ``start`` to ``stop``.
+    """A coroutine that runs in the loop from ``start`` to ``stop``; if it raises, the process is not alive any more.
 
-    Args:
-        name: in the log and in health, if the coroutine raises.
-        health: what makes the process not alive then; None if nobody depends on it.
+    ``health`` is None where nobody depends on it.
     """
 
     def __init__(self, name: str, health: Health | None) -> None:
@@ -81,11 +79,7 @@ AGAIN_S = 0.5
 async def serve(make: Callable[[Callable[[], None]], Part]) -> bool:
     """Run a service in this loop until SIGTERM, SIGINT, or its own call of ``stop``; a later one ends the process.
 
-    Args:
-        make: makes it of what asks for the stop from any thread.
-
-    Returns:
-        What its ``stop`` says.
+    ``make`` makes it of what asks for the stop from any thread. Returns what its ``stop`` says.
     """
     loop, asked = asyncio.get_running_loop(), asyncio.Event()
 

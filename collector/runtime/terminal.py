@@ -88,12 +88,8 @@ def print_stderr(text: str) -> None:
 def progress(doing: str, total: float, unit: str = "B") -> Iterator[tqdm[Never]]:
     """A bar of tqdm on standard error while the context lasts; log lines stand above it.
 
-    Only a terminal gets one: in a file, or a pipe, a bar would be a thousand lines.
-
-    Args:
-        doing: what is under way, in a word.
-        total: how much there is; 0 if nobody knows.
-        unit: of the total: ``B`` for bytes, else a word.
+    Only a terminal gets one: in a file, or a pipe, a bar would be a thousand lines. A ``total`` of 0 is unknown;
+    ``unit`` is ``B`` for bytes, else a word.
     """
     from tqdm import tqdm  # noqa: PLC0415 -- as above
     from tqdm.contrib.logging import logging_redirect_tqdm  # noqa: PLC0415

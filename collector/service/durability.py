@@ -75,13 +75,13 @@ class Durability:
         metrics: Metrics,
         health: Health,
         clock: Clock,
-        files: SystemFiles | None = None,
-        on_freed: Callable[[], None] = lambda: None,
+        files: SystemFiles,
+        on_freed: Callable[[], None],
     ) -> None:
         """``on_freed`` is called when the log may have more room than before."""
         path = Path(config.directory)
         self._config = config
-        self._files = files or SystemFiles()
+        self._files = files
         self._directory = Directory(path)
         self.checkpoint = CheckpointFile(path, config.configs_max)
         self.log = Log(path, config.log_capacity_mib << 20, self._files)

@@ -43,8 +43,7 @@ class Worker:
     Args:
         queue: closed and drained by ``stop``.
         pipeline: this thread alone touches it.
-        publisher: makes a generation after an iteration if one is due.
-        durability: takes a checkpoint after an iteration if it is due, and has what an earlier process left.
+        publisher, durability: asked after an iteration whether a generation, or a checkpoint, is due.
         take_others: what came beside exports since the last call, by the names of the pipeline's arguments.
         watches: called after an iteration, in their order.
         drain_s: how long ``stop`` lets it drain the queue and save; then ``LAST_BATCH_S``.

@@ -80,7 +80,7 @@ def computed_tokens(requests: Requests, hit_ratio: float | None) -> Floats:
 class DecodeBatch:
     """n(t), C(t) and cumulative prefill as sums over requests sorted by first and by last token."""
 
-    def __init__(self, requests: Requests, hit_ratio: float | None = None) -> None:
+    def __init__(self, requests: Requests, hit_ratio: float | None) -> None:
         first, last, tokens = requests["first_s"], requests["last_s"], requests["output_tokens"]
         rate = (tokens - 1) / np.maximum(last - first, 1e-9)
         decoding = tokens > 1

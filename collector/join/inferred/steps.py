@@ -67,14 +67,9 @@ def neighbours(seen: Mask) -> tuple[Ints, Ints]:
 
 
 def final_steps(view: StepView, settings: Config, now_unix_ns: int, *, by_journeys: bool, by_kv: bool) -> int:
-    """How many of these steps, from the first on, are final.
+    """How many of these steps, from the first on, are final at the time of the newest event.
 
-    Args:
-        view: steps in order.
-        settings: ``allowed_lateness_s`` and ``join_timeout_s``.
-        now_unix_ns: the newest event.
-        by_journeys: whether a step's context comes from its journeys.
-        by_kv: whether block moves are told by KV events, which may come late.
+    ``by_journeys``: a step's context comes from its journeys; ``by_kv``: KV events, which may come late, tell of moves.
     """
     seen, unix_ns, cells = view.seen, view.steps["unix_ns"].copy(), view.cells
     on_time_unix_ns = now_unix_ns - settings.lateness_ns

@@ -171,17 +171,17 @@ def run(*, scrape: tuple[str, ...], config: Path | None, profile: str | None, **
 )
 @click.option(
     "--kv-reads",
-    type=Number(0.01, 100.0),
-    default=1.0,
+    type=click.IntRange(1, 5),
+    default=1,
     metavar="N",
-    help="Of --gpu: from its middle on, decode takes N times as long to read the KV cache (1).",
+    help="Of --gpu: from its middle on, decode takes N times as long to read the KV cache (1; at most 5).",
 )
 @json_option
-def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, kv_reads: float, in_json: bool) -> int:
+def demo(*, speed: float, gpu: bool, directory: Path | None, throttle: float, kv_reads: int, in_json: bool) -> int:
     """Watch a real sidecar learn from a recording, 20 times faster."""
     from collector.commands import demo as made  # noqa: PLC0415
 
-    if kv_reads != 1.0 and not gpu:
+    if kv_reads != 1 and not gpu:
         raise ConfigError("--kv-reads", "the default demo plays a recorded CPU; give --gpu, too")
     directory = directory or Path("snapshots", "demo")
     tape = made.read_tape(made.find_recording(gpu=gpu))

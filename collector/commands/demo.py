@@ -138,10 +138,11 @@ class Slowdown(NamedTuple):
     """What takes how many times as long from the middle of a recording on.
 
     ``throttle``: everything, as when the power of the machine is capped. ``kv_reads``: reading the KV cache in decode.
+    Where that takes more than five times as long, the load that moves is told as further changes (docs/slower.md).
     """
 
     throttle: float = 1.0
-    kv_reads: float = 1.0
+    kv_reads: int = 1
 
     def stamps(self, tape: Tape) -> Stamps:
         """How the stamps of its machine change."""

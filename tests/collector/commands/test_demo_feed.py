@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 
-from collector.commands.demo import find_recording, forget_last_run, read_tape, schedule
+from collector.commands.demo import Slowdown, find_recording, forget_last_run, read_tape, schedule
 from collector.decode import Export
 from tests.support.clocks import FakeClock
 from tests.support.gpu_server import StepTimes
@@ -24,6 +24,14 @@ def test_the_gpu_of_the_demo_is_learned_as_its_table_has_it(data_dir):
         host_us = host.schedule_us + host.output_us + host.launch_us + requests * host.per_request_us
         assert step.us == pytest.approx(times.us(prompt, requests, context) + host_us, rel=0.08)
     assert [emitter.instance for emitter in pipeline.joiner.emitters] == ["mine"]
+
+
+@pytest.mark.parametrize("factor", [2, 3, 5])
+def test_slower_reads_of_the_kv_cache_are_one_change_of_that_term(factor):
+    sendings = schedule(read_tape(find_recording(gpu=True)), 1.0, FakeClock(), Slowdown(kv_reads=factor))
+    pipeline = replayed((Export(each.payload, "", 1) for each in sendings), batch=64)
+    drift = pipeline.snapshot(1, 1).configs[0].targets["step_time"].drift
+    assert (drift.count, drift.term) == (1, "decode_context_tokens")
 
 
 def test_a_second_demo_begins_with_nothing_learned(tmp_path):

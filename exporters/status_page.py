@@ -36,7 +36,7 @@ from online import HistoryView, ReplicaSnapshot, Snapshot
 from tracefit import NotFoundError, Problem, TracefitError, distinctions, term_text
 
 LOSSES = ("failed", "dropped")
-NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope", "idle")
+NO_LOSSES = ("accepted", "learned", "read", "done", "sent", "left_out", "unknown_scope", "idle", "known_from_steps")
 """Outcomes and reasons that are no loss.
 
 Of unknown scopes are the spans of other programs, and of every vLLM's start. An idle engine has no step that could be

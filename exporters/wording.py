@@ -151,7 +151,7 @@ LOSSES: dict[str, str] = {
     "restart": "the engine was restarted in between",
     "learned_before": "learned before the sidecar was restarted",
     "ambiguous": "of engines or servers that look alike",
-    "known_from_steps": "their engine sends its steps, too",
+    "known_from_steps": "known from richer telemetry of their engine",
     "sampled_spans": "of spans that are sampled",
     "unknown_scope": "of no step or request of an engine",
     "duplicate": "sent twice",

@@ -52,7 +52,7 @@ _LOSSES = (
     (table.DROPPED_ROWS, "intervals gave no row"),
     (table.ROWS, "rows were not learned from"),
 )
-_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ, RowDrop.IDLE}
+_KEPT = {table.ACCEPTED, RowOutcome.LEARNED, PullOutcome.READ, RowDrop.IDLE, RowDrop.KNOWN_FROM_STEPS}
 """Outcomes and reasons that are no loss."""
 
 

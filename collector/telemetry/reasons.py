@@ -23,7 +23,7 @@ class RowDrop(enum.StrEnum):
     LEARNED_BEFORE = "learned_before"
     """Made of telemetry that was read again after a restart, and that the former process had learned."""
     KNOWN_FROM_STEPS = "known_from_steps"
-    """Made from request spans, where engines send their steps themselves."""
+    """Made from request spans or pages, where their engine sends richer telemetry."""
     AMBIGUOUS = "ambiguous"
     """Its engine is unknown: spans beside engines of several configurations, or several servers at one address."""
     SAMPLED_SPANS = "sampled_spans"

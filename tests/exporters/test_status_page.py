@@ -58,7 +58,9 @@ def registry():
     spans.labels("grpc", "accepted").inc(1200)
     spans.labels("grpc", "queue_full").inc(7)
     spans.labels("grpc", "shutting_down")
-    Counter("tracefit_join_dropped_rows", "Intervals.", ["reason"], registry=own).labels("idle").inc()
+    dropped = Counter("tracefit_join_dropped_rows", "Intervals.", ["reason"], registry=own)
+    for is_no_loss in ("idle", "known_from_steps"):
+        dropped.labels(is_no_loss).inc()
     return own
 
 
@@ -148,7 +150,7 @@ def test_before_the_first_snapshot_it_says_how_to_begin():
 
 def test_losses_are_shown_by_reason_and_what_did_not_happen_is_folded():
     text = words(cases.snapshot())
-    assert re.search("telemetry was left out.* grpc, queue full 7.* What came in.* no request ran in between 1", text)
+    assert re.search("telemetry was left out.* queue full 7.* What came in.* in between 1 known from richer .* 1", text)
     assert "shutting_down" not in text
     quiet = words(cases.snapshot(), own=CollectorRegistry(), ready=False)
     assert re.search(r"not ready .* Nothing was lost or left out\.", quiet)

@@ -303,30 +303,24 @@ class Pipeline:
         )
 
     def _config(self, config_id: str, emitters: Sequence[Emitter], replaced_by: str) -> ConfigSnapshot:
-        facts = facts_of(emitters)
+        facts, quality = facts_of(emitters), quality_of(emitters)
         sources: dict[str, str] = {}
         for emitter in emitters:
             sources |= emitter.facts.sources()
-        quality = quality_of(emitters)
         hidden = hides_hits(quality, facts)
         # nothing more comes of one that is silent while others go on, and its doubts would stay for good
         silent_unix_ns = max(emitter.event_unix_ns for emitter in emitters) - self._settings.timeout_ns
         heard = [emitter for emitter in emitters if emitter.event_unix_ns >= silent_unix_ns]
         shares = [emitter.span_share for emitter in heard]
-        targets = self._targets(config_id, emitters, hits_hidden=hidden)
-        is_of_means = quality in (Quality.REQUESTS, Quality.METRICS)
-        doubted = (Target.STEP_TIME.value, *([Target.API_QUEUEING.value] if is_of_means else []))
         share, is_counted = min(filter(None, shares), default=1.0), self.joiner.counts_requests_of(config_id)
         is_known = quality is Quality.REQUESTS and (is_counted or share < NEARLY_WHOLE)
         sampling: dict[str, Fact] = {"trace_sampling": round(share, 3)} if is_known else {}
         if quality is Quality.SAMPLED:
             sampling["step_sampling"] = round(min(emitter.step_share for emitter in emitters), 3)
-        if share < WHOLE:  # what was learned before spans were sampled is not told of them
-            targets = {}
-        elif share < NEARLY_WHOLE or not is_counted:
-            reason = Reason.SAMPLED if share < NEARLY_WHOLE else Reason.UNCOUNTED
-            for name in targets if quality is Quality.REQUESTS else _OF_REQUESTS & targets.keys():
-                targets[name] = weakened(targets[name], reason)
+        targets = self._targets(config_id, emitters, hits_hidden=hidden)
+        targets = weakened_by_sampling(targets, quality, share, is_counted=is_counted)
+        is_of_means = quality in (Quality.REQUESTS, Quality.METRICS)
+        doubted = (Target.STEP_TIME.value, *([Target.API_QUEUEING.value] if is_of_means else []))
         measured = {name for name, value in sampling.items() if facts.get(name) != value}
         return ConfigSnapshot(
             config_id=config_id,
@@ -370,6 +364,19 @@ def hides_hits(quality: Quality, facts: Mapping[str, Fact]) -> bool:
     if facts.get("enable_prefix_caching") is False or told is False:
         return False
     return quality in (Quality.JOURNEYS, Quality.REQUESTS) or (quality is Quality.SAMPLED and told is True)
+
+
+def weakened_by_sampling(
+    targets: dict[str, TargetSnapshot], quality: Quality, share: float, *, is_counted: bool
+) -> dict[str, TargetSnapshot]:
+    """What may be said of targets where such a share of the requests sends a span, as far as they are counted."""
+    if share < WHOLE:  # what was learned before spans were sampled is not told of them
+        return {}
+    if share >= NEARLY_WHOLE and is_counted:
+        return targets
+    reason = Reason.SAMPLED if share < NEARLY_WHOLE else Reason.UNCOUNTED
+    of_requests = targets.keys() if quality is Quality.REQUESTS else _OF_REQUESTS
+    return {name: weakened(each, reason) if name in of_requests else each for name, each in targets.items()}
 
 
 def weakened(target: TargetSnapshot, reason: Reason, only: str = "") -> TargetSnapshot:

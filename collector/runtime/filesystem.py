@@ -1,18 +1,12 @@
-"""Files, memory and exit codes of the process.
+"""How the process ends, the system calls of the log, and how much memory the process may hold.
 
-How the process ends: exit codes, and the error that ends it at its start; input never raises.
+    ConfigError    exit 78: a key that does not exist, or a value it cannot take
+    StartError     exit 1: the machine refuses (a port in use, a directory that cannot be written)
 
-Exception
-├── ConfigError       exit 78: a key that does not exist or a value it cannot take
-└── StartError        exit 1:  the machine refuses (a port in use, a directory that cannot be written)
-
-The file system calls of the log, so that tests can make them fail or wait.
-
-Too much memory: exports are refused, retryably, while the process holds more than it may.
-
-The real bounds are structural (queue bytes, join window, configurations); this one is for what they did not foresee.
-The limit is the configured one, or 80 % of the cgroup's: beyond that the kernel would end the process and with it the
-unsaved state. Collecting garbage rarely gives memory back in CPython, refusing does.
+While the process holds more memory than it may, exports are refused, retryably. The real bounds are structural (queue
+bytes, join window, configurations); this one is for what they did not foresee. The limit is the configured one, or 80 %
+of the cgroup's: beyond that the kernel would end the process and with it the unsaved state. Collecting garbage rarely
+gives memory back in CPython, refusing does.
 """
 
 from __future__ import annotations

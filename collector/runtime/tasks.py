@@ -2,17 +2,13 @@
 
 Clocks come in as arguments: a test passes its own, and nothing else here reads the time.
 
-Health by check-in: a subsystem that stops calling is dead, whatever it said before.
+A subsystem that stops checking in is dead, whatever it said before. *Alive* means that every registered one checked in
+within its deadline; *ready* means alive and told to serve. A draining process is alive and not ready. Learning nothing
+is neither: readiness gates the whole pod, so it must not wait for telemetry. (After Refinery's internal/health.)
 
-*Alive* means that every registered subsystem checked in within its deadline; *ready* means alive and told to serve.
-A draining process is alive and not ready. Learning nothing is neither: readiness gates the whole pod, so it must not
-wait for telemetry. (After Refinery's internal/health.)
-
-What the process is made of: parts that start and stop, and the tasks in which they work.
-
-A :class:`Part` is started once and stopped once, in the order of a list (collector/app.py) and back. All I/O
-happens in one loop (collector/runtime/loop.py); what computes or writes files is a :class:`Task` with a thread of its
-own: a name, an iteration, and how long an iteration may take before the task counts as hung.
+The process is made of parts. A :class:`Part` is started once and stopped once, in the order of a list
+(collector/app.py) and back. All I/O happens in one loop (collector/runtime/loop.py); what computes or writes files is a
+:class:`Task` with a thread of its own.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""What a person sees: log lines, progress, and what fits a terminal.
+"""What a person sees: log lines, what a command prints, and how far it is.
 
-Logs for people: a line per change of state, and the same complaint at most every ten seconds.
-
-Whatever happens per item is a counter; a log line about it would fill the disk when it is needed least.
-
-How a command writes: through an argument, so that it knows no stream and tests read what it says.
-
-How far a long command is: a bar of tqdm, in a terminal.
+The log has a line per change of state, and the same complaint at most every ten seconds. Whatever happens per item is a
+counter: a line about it would fill the disk when it is needed least.
 """
 
 from __future__ import annotations
@@ -68,7 +63,7 @@ def configure_logs(clock: Clock) -> None:
 
 
 PrintLine = Callable[[str], None]
-"""Prints one line: results (``print_stdout``) on standard output, the rest (``print_stderr``) on standard error."""
+"""Takes one line for people, as ``print_stderr`` does."""
 
 
 def print_stdout(text: str) -> None:

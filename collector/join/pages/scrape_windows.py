@@ -18,11 +18,9 @@ On a real recording the gauge is 1.05 times the exact context (90 %: 0.98-1.16; 
 SGLang's page tells what all its requests hold, on all ranks, each of which counts its steps: a request that decodes
 holds its share of them.
 
-The interval equation between two scrapes.
-
-Over the window, by differences of the counters: n steps, D = sum of decoding requests over the steps, S = sum of the
-step times they sat through, P prefill tokens computed, F first tokens; d and C: decoding requests and context at the
-ends, their means marked by a bar, their differences by a delta; D_ = D / n, m = max(D_, 1/2).
+Two scrapes make a window. By differences of the counters it has n steps, D = sum of decoding requests over the steps,
+S = sum of the step times they sat through, P prefill tokens computed, F first tokens; d and C: decoding requests and
+context at the ends, their means marked by a bar, their differences by a delta; D_ = D / n, m = max(D_, 1/2).
 
     latency row   S / D_ = b0 n + b1 P max(D_ - 1/2, 0) / m + b2 n (C_ + dd dC / (12 m)) + b3 (D + F + n dd^2 / (12 m))
 
@@ -30,17 +28,14 @@ S holds exactly the counted steps on the engine's clock: no idle time and no ste
 step counts D times in it, so the sums on the right are weighted by D too: 1/12 is the variance of what changes evenly
 over a window, and a prompt is computed just before its request joins the decoders (the 1/2), if scrapes are close.
 
-Where nobody decodes, there is no row.
+Where nobody decodes, there is no row. A row of n steps carries n lines: k of them share its prefill, the rest has none,
+so that columns that are not sums (has_prefill, hinges) are near what they were.
 
-A row of n steps carries n lines: k of them share its prefill, the rest has none, so that columns that are not sums
-(has_prefill, hinges) are near what they were.
-
-Which two scrapes make a row: windows end at scrapes between prompts and hold enough steps.
-
-A prompt is credited whole at its last chunk, so a window that ends within a prefill has computed what the next one is
-credited with. Such a scrape ends no window; after six in a row one is cut anyway. A window with too few steps goes on
-too. Scrapes far apart are all taken: there a longer window costs more than a prompt in the wrong one. Nothing is
-learned across a restart, or of a window in which a request was preempted: it computes its tokens again.
+Windows end at scrapes between prompts and hold enough steps. A prompt is credited whole at its last chunk, so a window
+that ends within a prefill has computed what the next one is credited with. Such a scrape ends no window; after six in a
+row one is cut anyway. A window with too few steps goes on too. Scrapes far apart are all taken: there a longer window
+costs more than a prompt in the wrong one. Nothing is learned across a restart, or of a window in which a request was
+preempted: it computes its tokens again.
 
 After a counter fell, nothing is learned from the next eight scrapes: a server that restarts is warm by then, and of
 several servers that answer at one address in turn it falls again before.

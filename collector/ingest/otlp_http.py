@@ -118,7 +118,7 @@ class _ExportHandler:
         """The body as protobuf, or why it is none."""
         try:
             received = await receiving.read(request.content.read())
-        except web.RequestPayloadError:
+        except (web.RequestPayloadError, RuntimeError):  # the latter: the connection was closed before it was read
             return TOO_SLOW
         body: bytes | Answer = received
         if _encoding(request) == "gzip":

@@ -243,6 +243,15 @@ def test_exports_that_wait_for_room_hold_up_nobody_enter_as_it_comes_and_hear_of
         assert value_of(receivers.metrics, SPANS, "grpc", "shutting_down") == 6
 
 
+def test_a_connection_that_gave_way_before_it_was_read_is_no_fault_of_ours(receivers, monkeypatch):
+    async def read(_):
+        raise RuntimeError("Connection closed.")  # as aiohttp says it
+
+    monkeypatch.setattr("aiohttp.StreamReader.read", read)
+    assert receivers.post(ONE)[0] == 408
+    assert receivers.requests("incomplete") == 1
+
+
 def test_our_own_fault_is_said_and_tells_nothing_of_its_inside(receivers, monkeypatch):
     def fail(*_):
         raise RuntimeError("secret detail")

@@ -118,18 +118,20 @@ def test_advice_is_of_the_generation_that_is_asked_of():
     assert shown == [True, False, True]
 
 
+ASKED = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
+
+
 def test_advice_is_what_the_client_says_of_the_load():
     snapshot = cases.snapshot()
     config = tracefit.load(snapshot.to_json()).config()
-    asked = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
-    seen = config.request(concurrency=12, **asked)
+    seen = config.request(concurrency=12, **ASKED)
     shown = advice(snapshot)
     assert shown["tracefit_usable",] == 1
     assert shown["tracefit_predicted_itl_seconds",] == pytest.approx(seen.itl.us / 1e6)
     assert shown["tracefit_predicted_ttft_seconds",] == pytest.approx(seen.ttft.us / 1e6)
     for itl_ms, label in ((50, "0.05"), (100, "0.1")):
-        assert shown["tracefit_slo_concurrency", label] == config.plan(itl_ms=itl_ms, **asked).concurrency
-        safe = config.plan(itl_ms=itl_ms, safe=True, **asked).concurrency
+        assert shown["tracefit_slo_concurrency", label] == config.plan(itl_ms=itl_ms, **ASKED).concurrency
+        safe = config.plan(itl_ms=itl_ms, safe=True, **ASKED).concurrency
         assert shown["tracefit_slo_concurrency_safe", label] == safe
         assert safe <= shown["tracefit_slo_concurrency", label]
     api_us = cases.MEANS_US["api_queueing"] + cases.MEANS_US["first_response"]
@@ -139,9 +141,8 @@ def test_advice_is_what_the_client_says_of_the_load():
 
 def test_who_waits_for_a_slot_makes_no_step_longer():
     config = tracefit.load(cases.snapshot().to_json()).config()
-    asked = {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
-    full = config.request(concurrency=20, **asked)
-    queued = config.assuming(max_num_seqs=20).request(concurrency=30, **asked)
+    full = config.request(concurrency=20, **ASKED)
+    queued = config.assuming(max_num_seqs=20).request(concurrency=30, **ASKED)
     shown = advice(cases.snapshot(), mix=MIX._replace(concurrency=30.0, running=20.0))
     assert shown["tracefit_predicted_itl_seconds",] == pytest.approx(full.itl.us / 1e6)
     assert shown["tracefit_predicted_ttft_seconds",] == pytest.approx(queued.ttft.us / 1e6)
@@ -154,8 +155,8 @@ SEEN = Snapshot.from_json(encoded())
 
 def published(snapshot, *concurrencies):
     """What is published for the ITL that each of these has, by the snapshot with all coefficients."""
-    config, asked = tracefit.load(encoded()).config(), {"prompt_tokens": 400, "output_tokens": 247, "prefix_hit": 0.25}
-    itl_ms = [config.request(concurrency=each, **asked).itl.us / 1e3 + 1e-6 for each in concurrencies]
+    config = tracefit.load(encoded()).config()
+    itl_ms = [config.request(concurrency=each, **ASKED).itl.us / 1e3 + 1e-6 for each in concurrencies]
     shown = advice(snapshot, itl_ms=itl_ms)
     assert shown["tracefit_usable",] == 1
     return [shown.get(("tracefit_slo_concurrency", f"{each / 1e3:.6g}")) for each in itl_ms]

@@ -34,27 +34,26 @@ def test_ctrl_c_ends_a_command_with_one_word(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """What would have been started."""
-    seen = []
+def started(monkeypatch, tmp_path):
+    """Starts with the options and a file of some text: what would have been served."""
+    seen, file = [], tmp_path / "tracefit.yaml"
+    monkeypatch.setattr(collector.app, "run", lambda loaded, _clock: seen.append(loaded) or True)
 
-    def serve(loaded, _clock):
-        seen.append(loaded)
-        return True
+    def start(text):
+        file.write_text(text)
+        assert main(["run", "--config", str(file), *OPTIONS]) == 0
+        return seen[0]
 
-    monkeypatch.setattr(collector.app, "run", serve)
-    return seen
+    return start
 
 
 OPTIONS = ["--listen", "127.0.0.1:5317", "--pages", "[::1]:5464", "--dir", "my: files", "--scrape", "h:8000"]
 
 
-def test_options_win_over_the_file_and_the_environment(started, monkeypatch, tmp_path):
-    file = tmp_path / "tracefit.yaml"
-    file.write_text("listen: 127.0.0.1:1\npages: 127.0.0.1:2\ndirectory: d\nscrape: [http://a/metrics]\nitl_ms: [30]")
+def test_options_win_over_the_file_and_the_environment(started, monkeypatch):
     monkeypatch.setenv("TRACEFIT_LISTEN", "127.0.0.1:3")
-    assert main(["run", "--config", str(file), *OPTIONS]) == 0
-    config = started[0].config
+    text = "listen: 127.0.0.1:1\npages: 127.0.0.1:2\ndirectory: d\nscrape: [http://a/metrics]\nitl_ms: [30]"
+    config, _ = started(text)
     assert (config.listen, config.pages, config.directory) == ("127.0.0.1:5317", "[::1]:5464", "my: files")
     assert (config.scrape, config.itl_ms) == (("http://a/metrics", "h:8000"), (30.0,))
 
@@ -64,15 +63,12 @@ def test_options_win_over_the_file_and_the_environment(started, monkeypatch, tmp
     [("{ not: [yaml", "the defaults hold"), ("scrape_token_file: /nope", "the defaults hold: scrape_token_file")],
 )
 def test_files_and_pages_are_where_the_options_say_if_the_file_is_broken_and_the_process_must_run(
-    started, monkeypatch, tmp_path, text, problem
+    started, monkeypatch, text, problem
 ):
-    file = tmp_path / "tracefit.yaml"
-    file.write_text(text)
     monkeypatch.setenv("TRACEFIT_ON_ERROR", "degrade")
-    assert main(["run", "--config", str(file), *OPTIONS]) == 0
-    config = started[0].config
+    config, why = started(text)
     assert (config.listen, config.pages, config.directory) == ("127.0.0.1:4317", "[::1]:5464", "my: files")
-    assert problem in started[0].problem
+    assert problem in why
 
 
 def said(capsys, *words):

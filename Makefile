@@ -116,7 +116,7 @@ check-vllm-releases: $(STAMP)
 run: $(STAMP)
 	@$(BIN)/tracefit run $(if $(CONFIG),--config $(CONFIG))
 
-BENCHES := client cost demo gpus ingest learning pages plugin rows silicon systems wires
+BENCHES := client cost demo gpus ingest learning pages plugin rows silicon systems vllm wires
 WHAT ?=
 ARGS ?=
 GIVEN = $(if $(TOOLS),--tools $(TOOLS)) $(if $(TABLES),--tables $(TABLES)) $(if $(CAPTURES),--captures $(CAPTURES)) $(ARGS)
@@ -131,6 +131,7 @@ bench_plugin = $(BIN)/python deploy/vllm-plugin/bench/hook_cost.py $(ARGS)
 bench_rows = $(BIN)/python -m tests.bench.bench_rows $(GIVEN)
 bench_silicon = $(GPUS_VENV)/bin/python -m tests.bench.bench_silicon $(ARGS)
 bench_systems = $(GPUS_VENV)/bin/python -m tests.bench.bench_systems $(GIVEN)
+bench_vllm = PYTHONPATH=. $(BIN)/python deploy/vllm-plugin/bench/closed_loops.py $(ARGS)
 bench_wires = $(BIN)/python -m tests.bench.bench_wires $(ARGS)
 bench: $(STAMP) $(if $(filter client gpus silicon systems,$(WHAT)),$(GPUS_STAMP))
 	$(if $(filter $(WHAT),$(BENCHES)),,$(error make bench WHAT=x, x one of: $(BENCHES)))

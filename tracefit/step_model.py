@@ -91,6 +91,7 @@ class StepModel:
         self.reasons = (*config.doubts, *doubts_of(self.model, config.telemetry))
         self.of_means = of_means(config.telemetry)
         self._model_is_known = config.model_is_known
+        self._refusing = {"shape", "model", *(name for name, limit in limits._asdict().items() if limit is None)}
         cells = (self.of_means and target.shapes) or target.cells  # a mean that was thrown away is no batch
         self._seen_octaves = {self._octaves(*step) for step in map(middle_of, cells) if step is not None}
         self.seen = target.seen
@@ -141,7 +142,9 @@ class StepModel:
         most = _BATCH_OCTAVES if self.of_means else _SHAPE_OCTAVES
         near = (abs(tokens - of_seen) + abs(batch - seen) <= most for of_seen, seen in self._seen_octaves)
         inside["shape"] = not self._seen_octaves or any(near)
-        inside["max_num_seqs"] = requests <= self.requests_max
+        (_, context_seen), (_, requests_seen) = self._bounds[1:]
+        inside["max_num_seqs"] = requests <= (self.limits.max_num_seqs or requests_seen)
+        inside["kv_tokens"] = self.limits.kv_tokens is not None or decode_context_tokens <= context_seen
         inside["max_num_batched_tokens"] = prefill_tokens <= self.budget
         outside = tuple(name for name, is_so in inside.items() if not is_so)
         return (*outside, "model") if outside and not self._model_is_known else outside
@@ -167,10 +170,11 @@ class StepModel:
         """Inside of what was seen the sum carries; outside every term that makes up a tenth must be identified.
 
         No line carries beyond the shapes that were seen, nor that of a model that may be a mixture, for nobody said.
+        Where nobody told a limit, none carries what is more than was ever seen at once: some of it may wait.
         """
         if self.reasons or not outside:
             return not self.reasons
-        if "shape" in outside or "model" in outside:
+        if not self._refusing.isdisjoint(outside):
             return False
         terms = self.coefficients.terms(prefill, requests, context)
         least = 0.1 * sum(terms.values())

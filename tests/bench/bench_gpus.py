@@ -55,7 +55,7 @@ from tests.bench.figures import record
 from tests.support.docs_tables import make_table
 from tests.support.gpu_cases import Case, all_cases, others
 from tests.support.gpu_kernels import NvidiaRegression, exact_step_times, fits, fpm_record, step_times
-from tests.support.vllm_scheduler import Engine, StepTimes, Traffic, Work
+from tests.support.vllm_scheduler import BLOCK_SIZE, Engine, StepTimes, Traffic, Work
 from tests.support.vllm_senders import fpm_lines, page_lines, span_exports, step_exports, write, write_lines
 
 EXAM_SEED, LEARN_SEED = 1_000_003, 11
@@ -175,7 +175,7 @@ def facts_of(case: Case, *, plugin: bool) -> dict[str, object]:
     if plugin:
         facts |= {
             "vllm.version": "0.33.0",
-            "vllm.block_size": 16,
+            "vllm.block_size": BLOCK_SIZE,
             "vllm.num_gpu_blocks": case.limits.kv_blocks,
             "vllm.async_scheduling": case.limits.asynchronous,
             "vllm.enable_prefix_caching": False,
@@ -202,7 +202,8 @@ def rule(case: Case, source: str) -> dict[str, object]:
     """What docs/telemetry.md tells users to say of spans that nobody thins out, and of records without facts."""
     if source != "fpm":
         return {"rules": [{"facts": {"trace_sampling": 1}}]} if source == "spans" else {}
-    told = facts_of(case, plugin=False) | {"vllm.async_scheduling": case.limits.asynchronous}
+    memory = {"vllm.block_size": BLOCK_SIZE, "vllm.num_gpu_blocks": case.limits.kv_blocks}
+    told = facts_of(case, plugin=False) | memory | {"vllm.async_scheduling": case.limits.asynchronous}
     names = {name: name.removeprefix("vllm.") for name in told if name.startswith("vllm.")} | {"hw.gpu.name": "gpu"}
     return {"rules": [{"facts": {key: told[name] for name, key in names.items()}}]}
 

@@ -92,14 +92,26 @@ def test_beyond_an_octave_of_what_was_seen_nothing_carries():
     assert (far.extrapolated, far.usable) == (("shape",), False)
 
 
-@pytest.mark.parametrize("told", [{}, {"model": "prod-chat"}])
+@pytest.mark.parametrize("told", [{"model": ""}, {"model": "prod-chat"}])
 def test_of_a_model_that_may_be_a_mixture_for_nobody_told_what_it_is_nothing_carries_outside(told):
     document = tree()
-    document["configs"][0]["config"] = told
+    facts = document["configs"][0]["config"]
+    facts |= told
     assert carried(config_of(document)) == [True, False]
     assert config_of(document).step_time(requests=40, decode_context_tokens=400_000).extrapolated[-1] == "model"
-    told["num_experts"] = 0
+    facts["num_experts"] = 0
     assert carried(config_of(document)) == [True, True]
+
+
+@pytest.mark.parametrize("untold", [{"max_num_seqs": None}, {"num_gpu_blocks": None}])
+def test_where_nobody_told_a_limit_nothing_carries_beyond_what_was_seen_at_once(untold):
+    document = tree()
+    document["configs"][0]["config"] |= untold
+    config = config_of(document)
+    beyond = {"requests": 70, "decode_context_tokens": 300_000}
+    assert [each.step_time(**beyond).usable for each in (config, CONFIG)] == [False, True]
+    assert config.assuming(max_num_seqs=256, kv_tokens=400_000).step_time(**beyond).usable
+    assert not {"max_num_seqs", "kv_tokens"}.isdisjoint(config.step_time(**beyond).extrapolated)
 
 
 def test_of_means_nothing_carries_beyond_three_quarters_of_an_octave_of_batches_with_rows_whatever_their_prompts():

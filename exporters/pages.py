@@ -224,7 +224,7 @@ def protect(routes: Routes, accepts: Callable[[str | None], bool]) -> Routes:
         def answer(request: Request) -> Response:
             if accepts(request.headers.get("Authorization")):
                 return handler(request)
-            return plain(HTTPStatus.UNAUTHORIZED, headers=(("WWW-Authenticate", "Bearer"),))
+            return plain(HTTPStatus.UNAUTHORIZED, "a bearer token is needed", headers=(("WWW-Authenticate", "Bearer"),))
 
         return answer
 

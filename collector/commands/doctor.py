@@ -22,7 +22,7 @@ import tracefit
 from collector.config import is_page_url
 from collector.decode.pages import PageProblem, parse_page
 from collector.runtime import EXIT_FAILED, EXIT_OK, StartError
-from collector.telemetry import PullOutcome, RowDrop, Skip, table
+from collector.telemetry import Outcome, PullOutcome, RowDrop, Skip, table
 from exporters.wording import (
     EVENT_LIMIT,
     NOTHING_YET,
@@ -46,7 +46,7 @@ _PORTS = "a sidecar's pages are on port 9464, vLLM's on 8000"
 _PROBLEMS = ("_problem", "refused", "unsaved")
 """What readiness says of problems is called so, or ends so."""
 _LOSSES = (
-    (table.SPANS, "spans were refused"),
+    (table.REQUESTS, "calls were refused"),
     (table.DECODED_SPANS, "spans were left out"),
     (table.MESSAGES, "messages were left out"),
     (table.DROPPED_ROWS, "intervals gave no row"),
@@ -187,7 +187,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     try:
         snapshot = tracefit.load(base, token=token)
     except tracefit.LoadError as error:
-        yield Finding(POOR, "learned", str(error))
+        yield Finding(POOR, "learned", str(error).replace("(token=…)", "in --token-file FILE"))
         return
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)
@@ -211,7 +211,7 @@ def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -
         yield Finding(GOOD, "receiving", said)
     elif counts.has_configurations():
         yield Finding(FAIR, "receiving", "nothing since its start; what it knows was learned before", nothing_yet.flags)
-    elif not unanswered:
+    elif not (unanswered or counts.losses_of(table.REQUESTS)):
         yield _finding("receiving", nothing_yet)
     if unanswered:
         asked = detail.get("scrape")
@@ -225,7 +225,9 @@ def _reception(counts: Counts, detail: Mapping[str, Any], nothing_yet: Advice) -
         if spans:  # every vLLM traces its own start, too
             del lost[Skip.UNKNOWN_SCOPE]
         if lost:
-            yield Finding(FAIR, "left out", f"{lost.total():,} {what}: {_reasons(lost)}")
+            header = ('OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20…"',) * (Outcome.UNAUTHENTICATED in lost)
+            grade = FAIR if received else POOR
+            yield Finding(grade, "left out", f"{lost.total():,} {what}: {_reasons(lost)}", header)
     if dropped := counts.of(table.SDK_DROPPED_EVENTS).total():
         text = f"{dropped:,} events were dropped by the SDK of the server, which holds 128 for each span by default:"
         yield Finding(FAIR, "left out", text, (EVENT_LIMIT,))

@@ -6,6 +6,7 @@ import re
 import time
 from itertools import islice
 
+import grpc
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
@@ -38,6 +39,18 @@ def test_a_sidecar_that_hears_nothing_is_told_what_to_point_at_it(tmp_path, caps
     assert "poor  receiving" in printed
     assert f"--otlp-traces-endpoint http://127.0.0.1:{port}\n" in printed
     assert f"--otlp-traces-endpoint http://127.0.0.1:{port}<" in page
+
+
+def test_what_comes_without_a_token_is_told_how_to_bring_one(tmp_path, capsys):
+    (tokens := tmp_path / "tokens").write_text("0123456789abcdef\n")
+    with running_sidecar(tmp_path, TOKEN_FILE=str(tokens), PAGES_TOKEN_FILE=str(tokens)) as sidecar:
+        with pytest.raises(grpc.RpcError):
+            call_export(sidecar.grpc_port, b"")
+        main(["doctor", f"127.0.0.1:{sidecar.http_port}"])
+    told = capsys.readouterr().out
+    assert "poor  left out   1 calls were refused: 1 without a token that is accepted\n" in told
+    assert 'OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20…"\n' in told
+    assert "wants a token in --token-file FILE\n" in told
 
 
 def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tmp_path, capsys):

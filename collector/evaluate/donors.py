@@ -43,9 +43,7 @@ def compare_donors(paths: Sequence[Path]) -> Report:
     """The configurations in the states under the paths; failed if there is none."""
     seen = dict(sorted(_facts_in(paths)))
     if not seen:
-        return Report(
-            EXIT_FAILED, notes=["error: no donor among them: tracefit replay … --state OUT makes one"]
-        )
+        return Report(EXIT_FAILED, notes=["error: no donor among them: tracefit replay … --state OUT makes one"])
     points = {
         config_id: point for config_id, facts in seen.items() if (point := configuration_vector(facts)) is not None
     }

@@ -80,8 +80,12 @@ class ExportConsumer:
 
         It takes the share of a ``connection``, and has ``size_bytes`` at most.
         """
+        refused: Answer | None = answer(Outcome.MEMORY)
         try:
-            refused = await self._take_in(signal, transport, connection, size_bytes, read)
+            if not self._memory.is_short():
+                async with self.budget.receiving(connection, size_bytes) as room:
+                    body = await read(room)
+                    refused = body if isinstance(body, Answer) else await self._take_in(signal, transport, room, body)
         except BudgetExceededError:
             refused = answer(Outcome.QUEUE_FULL, "too many messages are being received")
         except (TimeoutError, ConnectionError):
@@ -95,22 +99,14 @@ class ExportConsumer:
         self.count_call(transport, Outcome.ACCEPTED if refused is None else refused.outcome)
         return refused
 
-    async def _take_in(
-        self, signal: Signal, transport: Transport, connection: str, size_bytes: int, read: ReadMessage
-    ) -> Answer | None:
-        """Read a message as soon as there is room for it, and enqueue it, or pass it on; see ``receive``."""
-        if self._memory.is_short():
-            return answer(Outcome.MEMORY)
-        async with self.budget.receiving(connection, size_bytes) as receiving:
-            payload = await read(receiving)
-            if isinstance(payload, Answer):
-                return payload
-            self.budget.shrink(receiving, len(payload))
-            spans = await self._count_spans(payload) if signal is Signal.TRACES else 0
-            if isinstance(spans, Outcome):
-                return answer(spans)
-            export = Export(payload, connection, spans, arrived_unix_ns=self._unix_nano())
-            refused = await self._enqueue(export, transport) if spans else None
+    async def _take_in(self, signal: Signal, transport: Transport, room: Receiving, payload: bytes) -> Answer | None:
+        """Enqueue a message that has come, or pass it on; returns None, or the refusal."""
+        self.budget.shrink(room, len(payload))
+        spans = await self._count_spans(payload) if signal is Signal.TRACES else 0
+        if isinstance(spans, Outcome):
+            return answer(spans)
+        export = Export(payload, room.connection, spans, arrived_unix_ns=self._unix_nano())
+        refused = await self._enqueue(export, transport) if spans else None
         is_learned = signal is Signal.TRACES and (refused is None or refused.outcome not in NO_ROOM)
         if self._forward is not None and not is_learned:
             self._forward.enqueue(signal, payload, spans)

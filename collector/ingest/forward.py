@@ -153,12 +153,10 @@ class Forwarder:
 
     async def start(self) -> None:
         """Begin to send, with what the process before has left in the log; the backend need not be there."""
-        for spans, seq in await asyncio.to_thread(self._unsent):
+        unsent = self._log.entries(self._log.forwarded_seq + 1)
+        for spans, seq in await asyncio.to_thread(lambda: [(each.spans, each.seq) for each in unsent]):
             self.enqueue(Signal.TRACES, b"", spans, seq)
         self._task.start(self._run())
-
-    def _unsent(self) -> list[tuple[int, int]]:
-        return [(each.spans, each.seq) for each in self._log.entries(self._log.forwarded_seq + 1)]
 
     async def stop(self) -> bool:
         """Send what is left for ``FLUSH_S``; False if something was lost."""

@@ -164,7 +164,7 @@ LOSSES: dict[str, str] = {
     "lacks_output_tokens": "without gen_ai.usage.completion_tokens or gen_ai.usage.output_tokens",
     "out_of_range": "with a number out of its range",
     "not_positive": "took no time by their clock",
-    "unknown_feature": "a feature is not known; of steps the decode context: set vllm.block_size, or trace journeys",
+    "unknown_feature": "a feature is not known (decode context of steps: set vllm.block_size, or trace journeys)",
     "limit_exceeded": "of a configuration beyond engines_max",
     "memory": "memory_limit_mib was reached",
     "log": "the log was full, or could not be written",

@@ -60,7 +60,7 @@ from collector.service import (
     make_pipeline,
 )
 from collector.telemetry import Metrics, Outcome, Signal, table
-from exporters.pages import dispatch, make_routes, protect
+from exporters.pages import dispatch, protect
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory
 from exporters.wording import name_of, pending_sentence
@@ -109,7 +109,6 @@ class Sidecar:
         self._knowledge = ConfigResolver(config)
         self.pipeline: Pipeline = make_pipeline(config, self._knowledge)
         self._advisory = Advisory(self.pipeline.workload_of, config.itl_ms)
-        self._status = self._make_status_page(clock)
         self._publisher = Publisher(self.pipeline, metrics, clock, config.publish_interval_s, self._advisory.verdict)
         every_s = GENERATIONS_PER_FILE * config.publish_interval_s
         self._writer = SnapshotWriter(Path(config.directory), self._publisher, every_s, metrics=metrics, health=health)
@@ -201,19 +200,6 @@ class Sidecar:
 
     # --- making the parts -------------------------------------------------------------------------------------------
 
-    def _make_status_page(self, clock: Clock) -> StatusPage:
-        return StatusPage(
-            self.snapshot,
-            self.metrics.registry,
-            ready=self._probe_ready,
-            unix_nano=clock.unix_nano,
-            advisory=self._advisory,
-            pending=self._pending,
-            history_of=self.pipeline.history_of,
-            version=__version__,
-            otlp_port=self._otlp_port,
-        )
-
     def _make_worker(self, on_death: Callable[[], None]) -> Worker:
         return Worker(
             self.queue,
@@ -255,16 +241,18 @@ class Sidecar:
 
     def _make_pages(self, clock: Clock) -> HttpServer:
         config = self.config
-        routes = make_routes(
+        page = StatusPage(
             self.snapshot,
             self.metrics.registry,
-            clock.unix_nano,
-            alive=self.health.probe_alive,
             ready=self._probe_ready,
+            unix_nano=clock.unix_nano,
             advisory=self._advisory,
-            status_page=self._status.answer,
-            state=self._keeper.checkpoint.read if config.pages_state else None,
+            pending=self._pending,
+            history_of=self.pipeline.history_of,
+            version=__version__,
+            otlp_port=self._otlp_port,
         )
+        routes = page.routes(self.health.probe_alive, self._keeper.checkpoint.read if config.pages_state else None)
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._problem:

@@ -121,11 +121,11 @@ def make_routes(
     *,
     alive: Probe,
     ready: Probe,
-    advisory: Advisory | None = None,
-    status_page: Handler | None = None,
-    state: Callable[[], bytes | None] | None = None,
+    advisory: Advisory,
+    status_page: Handler,
+    state: Callable[[], bytes | None] | None,
 ) -> Routes:
-    """The table of routes; what is not given is a 404.
+    """The table of routes.
 
     Args:
         source: returns the newest snapshot, None before the first.
@@ -135,7 +135,7 @@ def make_routes(
         ready: the same of the receivers.
         advisory: what the coefficients say, of the load and to questions.
         status_page: answers /.
-        state: what /state shows; None before the first.
+        state: what /state shows, None before the first; without it that is a 404.
     """
 
     def of_snapshot(render: Callable[[Snapshot, Request], Response]) -> Handler:
@@ -159,19 +159,16 @@ def make_routes(
         "/snapshot": of_snapshot(lambda snapshot, _: document(snapshot.to_json(), JSON)),
         "/snapshot/*": of_snapshot(_one_config),
         "/snapshot/*/blis.yaml": of_snapshot(_blis),
+        "/": status_page,
+        **dict.fromkeys(("/predict", "/plan"), of_snapshot(partial(_answer, advisory, unix_nano))),
     }
-    if status_page is not None:
-        routes["/"] = status_page
-    if advisory is not None:
-        questions = of_snapshot(partial(_answer, advisory, unix_nano))
-        routes |= dict.fromkeys(("/predict", "/plan"), questions)
     if state is not None:
         routes["/state"] = lambda _: nothing_yet() if (learned := state()) is None else document(learned, STATE)
     return routes
 
 
 def _metrics(
-    source: Callable[[], Snapshot | None], own: Collector, unix_nano: Callable[[], int], advisory: Advisory | None
+    source: Callable[[], Snapshot | None], own: Collector, unix_nano: Callable[[], int], advisory: Advisory
 ) -> Handler:
     """Metrics of the newest snapshot, rendered once however many ask, and of the process."""
     lock = Lock()

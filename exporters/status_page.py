@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 
 from exporters import wording
 from exporters.config_view import ConfigVerdict, View, config_view
-from exporters.pages import Request, Response, not_found
+from exporters.pages import Probe, Request, Response, Routes, make_routes, not_found
 from exporters.questions import LOAD, RATE, SIZED, STEP, TARGETS, answer_query, duration, plain
 from exporters.what_if import Advisory, identities_of, meant_config
 from exporters.wording import OTLP_PORT, STEP_TIME, Advice, count
@@ -111,7 +111,7 @@ class StatusPage:
     source: Callable[[], Snapshot | None]
     own: Collector
     _: KW_ONLY
-    ready: Callable[[], tuple[bool, Mapping[str, object]]]
+    ready: Probe
     unix_nano: Callable[[], int]
     advisory: Advisory = field(default_factory=Advisory)
     pending: Callable[[], str] = lambda: ""
@@ -119,6 +119,19 @@ class StatusPage:
     history_of: Callable[[str], HistoryView | None] = lambda _: None
     version: str = ""
     otlp_port: Callable[[], int] = lambda: OTLP_PORT
+
+    def routes(self, alive: Probe, state: Callable[[], bytes | None] | None = None) -> Routes:
+        """This page and those beside it; ``alive`` is of the process, and ``state`` what /state shows, if anything."""
+        return make_routes(
+            self.source,
+            self.own,
+            self.unix_nano,
+            alive=alive,
+            ready=self.ready,
+            advisory=self.advisory,
+            status_page=self.answer,
+            state=state,
+        )
 
     def answer(self, request: Request) -> Response:
         """Serve the page; ``?config=ID`` shows one configuration in detail, and is a 404 where there is none."""

@@ -19,7 +19,7 @@ from collector.ingest import TokenFile
 from collector.runtime import Clock, Health, StartError, Task, serve
 from collector.runtime.http import make_page_server
 from collector.telemetry import Metrics, table
-from exporters.pages import dispatch, make_routes, protect
+from exporters.pages import dispatch, protect
 from exporters.status_page import StatusPage
 from online import Snapshot
 
@@ -50,15 +50,7 @@ class FleetService:
             version=__version__,
             fleet=lambda: self._pulled.sources,
         )
-        routes = make_routes(
-            self.snapshot,
-            self.metrics.registry,
-            clock.unix_nano,
-            alive=self.health.probe_alive,
-            ready=self._probe_ready,
-            advisory=page.advisory,
-            status_page=page.answer,
-        )
+        routes = page.routes(self.health.probe_alive)
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         self._pages = make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -15,7 +14,6 @@ from collector.config.load import load, load_or_degrade
 from collector.config.schema import Config
 from collector.ingest.forward import FLUSH_S
 from collector.service.worker import LAST_BATCH_S
-from exporters.pages import make_routes
 from tests.conftest import find_tool
 from tests.support.charts import merged, rendered
 from tests.support.command_lines import parsed
@@ -34,6 +32,7 @@ from tests.support.manifests import (
     the,
     validate,
 )
+from tests.support.pages import routes_of
 from tests.support.paths import ROOT
 from tests.support.processes import output_of
 
@@ -185,8 +184,7 @@ def test_every_tracefit_container_meets_the_restricted_profile_and_more(containe
 
 
 def test_probes_ask_pages_that_exist_and_beside_a_vllm_none_holds_its_start_or_takes_its_traffic(workloads, containers):
-    nothing = lambda: (True, {})  # noqa: E731 - a probe
-    routes = set(make_routes(Mock(), Mock(), Mock(), alive=nothing, ready=nothing))
+    routes = set(routes_of(lambda: None))
     gateways = [each["tracefit"] for each in map(containers_of, workloads) if each.keys() == {"tracefit"}]
     assert len(gateways) == 6
     for container in containers:

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from collector.config import Endpoint
 from collector.runtime import running
 from collector.runtime.http import HttpServer, make_page_server
-from exporters.pages import Response, Routes, dispatch, make_routes
+from exporters.pages import Response, Routes, dispatch
 from exporters.status_page import StatusPage
 from exporters.what_if import Advisory
 
@@ -23,17 +23,9 @@ def healthy():
 
 def routes_of(source, own=None, *, unix_nano=0, advisory=None, alive=healthy, ready=healthy, **page) -> Routes:
     """Every page; ``source`` returns the newest snapshot, ``page`` has what is for the status page alone."""
-    own, clock, advisory = CollectorRegistry() if own is None else own, lambda: unix_nano, advisory or Advisory()
-    return make_routes(
-        source,
-        own,
-        clock,
-        alive=alive,
-        ready=ready,
-        advisory=advisory,
-        status_page=StatusPage(source, own, ready=ready, unix_nano=clock, advisory=advisory, **page).answer,
-        state=lambda: None,
-    )
+    own, advisory = CollectorRegistry() if own is None else own, advisory or Advisory()
+    page = StatusPage(source, own, ready=ready, unix_nano=lambda: unix_nano, advisory=advisory, **page)
+    return page.routes(alive, lambda: None)
 
 
 def answer_to(target: str, snapshot, *given, **kwargs) -> Response:

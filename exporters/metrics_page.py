@@ -159,10 +159,7 @@ def _shown(values: Values) -> dict[tuple[str, Key], float]:
 
 
 def snapshot_families(
-    snapshot: Snapshot,
-    advisory: Advisory | None = None,
-    now_unix_nano: int = 0,
-    max_series: int = DEFAULT_MAX_SERIES,
+    snapshot: Snapshot, advisory: Advisory, now_unix_nano: int = 0, max_series: int = DEFAULT_MAX_SERIES
 ) -> Iterator[Metric]:
     """Metric families of one snapshot, in the order of the tables; empty ones are left out.
 
@@ -173,8 +170,8 @@ def snapshot_families(
     count = withheld = 0
     for config, legend in zip(snapshot.configs, _legends(snapshot.configs), strict=True):
         values = [_config_values(config, legend)]
-        view = None if advisory is None else advisory.of(snapshot, config)
-        if view is not None and not view.verdict.silent_since(now_unix_nano):
+        view = advisory.of(snapshot, config)
+        if not view.verdict.silent_since(now_unix_nano):
             values.append(_load_values(config, view))
         own = _shown(chain(*values))
         if count + len(own) > max_series:

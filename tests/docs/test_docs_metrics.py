@@ -69,7 +69,7 @@ def test_metrics_md_states_the_bound_that_fifty_configurations_fit_and_the_targe
         WorkloadProfile(400.0, 247.0, 0.25, 4.0, 4.0, itl_us=41_000.0, ttft_us=310_000.0),
     )
     advisory = Advisory(lambda _: mix)
-    shown = [(family.name, len(family.samples)) for family in snapshot_families(snapshot, advisory=advisory)]
+    shown = [(family.name, len(family.samples)) for family in snapshot_families(snapshot, advisory)]
     assert len(dict(shown)) == len(shown)
     series = sum(number for _, number in shown)
     assert own + series <= 7100

@@ -34,7 +34,7 @@ def series(snapshot, mix=MIX, itl_ms=(50.0, 100.0), **kwargs):
     advisory = advised(mix, itl_ms)
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in snapshot_families(snapshot, advisory=advisory, **kwargs)
+        for family in snapshot_families(snapshot, advisory, **kwargs)
         for sample in family.samples
     }
 

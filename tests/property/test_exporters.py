@@ -18,6 +18,7 @@ from exporters.blis import BlisError, export
 from exporters.metrics_page import render_metrics, snapshot_families
 from exporters.pages import Request
 from exporters.status_page import StatusPage
+from exporters.what_if import Advisory
 from online.errors import RATIO_BOUNDS
 from online.snapshot import (
     SCHEMA,
@@ -99,7 +100,7 @@ LLAMA = {"num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32
 @settings(max_examples=FEWER)
 @given(snapshots)
 def test_any_snapshot_gives_pages_that_parse_and_values_that_are_finite(snapshot):
-    page = render_metrics(snapshot_families(snapshot)).decode()
+    page = render_metrics(snapshot_families(snapshot, Advisory())).decode()
     samples = [sample for family in parse_text(page) for sample in family.samples]
     assert all(math.isfinite(sample.value) for sample in samples)
     keys = [(sample.name, tuple(sorted(sample.labels.items()))) for sample in samples]

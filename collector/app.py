@@ -256,7 +256,7 @@ class Sidecar:
         if config.pages_token_file:
             routes = protect(routes, TokenFile(config.pages_token_file, "pages_token_file", clock).accepts)
         elif self._problem:
-            routes = protect(routes, lambda _: False)
+            routes = protect(routes, lambda _: False, "closed while the configuration is wrong: see /readyz")
         return make_page_server(parse_endpoint(config.pages), partial(dispatch, routes))
 
     def _follow_gauges(self) -> None:

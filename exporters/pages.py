@@ -214,14 +214,14 @@ def _answer(advisory: Advisory, unix_nano: Callable[[], int], snapshot: Snapshot
 OPEN_PAGES = frozenset({"/metrics", "/healthz", "/readyz"})
 
 
-def protect(routes: Routes, accepts: Callable[[str | None], bool]) -> Routes:
+def protect(routes: Routes, accepts: Callable[[str | None], bool], refusal: str = "a bearer token is needed") -> Routes:
     """The same routes, but outside of ``OPEN_PAGES`` a request without an accepted Authorization header is a 401."""
 
     def guarded(handler: Handler) -> Handler:
         def answer(request: Request) -> Response:
             if accepts(request.headers.get("Authorization")):
                 return handler(request)
-            return plain(HTTPStatus.UNAUTHORIZED, "a bearer token is needed", headers=(("WWW-Authenticate", "Bearer"),))
+            return plain(HTTPStatus.UNAUTHORIZED, refusal, headers=(("WWW-Authenticate", "Bearer"),))
 
         return answer
 

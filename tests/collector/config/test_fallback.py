@@ -61,4 +61,5 @@ def test_a_degraded_sidecar_says_so_and_shows_health_and_metrics_only(environ):
         told = ready(sidecar)
         assert (told["ok"], told["config_problem"]) == (True, "no token")
         assert metric(sidecar.http_port, "tracefit_config_degraded") == 1
-        assert ask(sidecar.http_port, "/")[0] == 401
+        status, _, body = ask(sidecar.http_port, "/")
+        assert (status, body) == (401, b"closed while the configuration is wrong: see /readyz\n")

@@ -151,7 +151,7 @@ class Question(NamedTuple):
 
     method: str
     query: Mapping[str, Any]
-    assumed: Mapping[str, int] = {}
+    assumed: Mapping[str, int]
 
 
 def _question(method: str, parameters: tuple[Parameter, ...], given: Mapping[str, Any]) -> Question:

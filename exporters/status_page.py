@@ -57,7 +57,7 @@ class FleetSource(NamedTuple):
 
     name: str
     outcome: str
-    detail: str = ""
+    detail: str
     engines: tuple[str, ...] = ()
     rows: int = 0
     last_unix_nano: int = 0

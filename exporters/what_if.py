@@ -104,7 +104,7 @@ class LoadView(NamedTuple):
     """
 
     verdict: Verdict
-    workload: WorkloadProfile | None = None
+    workload: WorkloadProfile | None
     predicted: Predicted | None = None
     fits: tuple[Fit, ...] = ()
 

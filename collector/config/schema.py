@@ -81,7 +81,7 @@ class Owned(NamedTuple):
     """An address to listen to or to ask, and its engines: an instance, or a pattern of instances."""
 
     address: str
-    instance: str = ""
+    instance: str
 
 
 def parse_owned(text: str) -> Owned:

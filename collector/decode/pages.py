@@ -138,7 +138,7 @@ class Series(NamedTuple):
 
     flavour: Flavour
     meaning: Meaning
-    mode: str = ""
+    mode: str
 
 
 _BOTH = {

@@ -96,7 +96,7 @@ class _Waiting(NamedTuple):
     """Empty where it is in the log only."""
     spans: int
     since_ns: int
-    seq: int = 0
+    seq: int
 
     @property
     def size_bytes(self) -> int:

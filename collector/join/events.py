@@ -57,7 +57,7 @@ class Rows(NamedTuple):
     config_id: str
     target: Target
     rows: RowBlock
-    engines: Mapping[int, str] = {}
+    engines: Mapping[int, str]
 
 
 class ConfigReplaced(NamedTuple):

@@ -294,12 +294,16 @@ def _is_ours(address: str) -> bool:
     return True
 
 
+_PORTS = {"grpc": 4317, "grpcs": 4317, "http": 80, "https": 443}
+"""Where telemetry goes where no port is named."""
+
+
 def _address(config: Config) -> Endpoint:
     try:
         parts = urlsplit(config.forward)
     except ValueError as error:  # brackets around what is no IPv6 address
         raise ConfigError("forward", str(error)) from None
-    return Endpoint(parts.hostname or "", parts.port or (4317 if parts.scheme.startswith("grpc") else 4318))
+    return Endpoint(parts.hostname or "", parts.port or _PORTS[parts.scheme])
 
 
 def _headers(config: Config) -> dict[str, str]:

@@ -69,6 +69,14 @@ def resources():
         yield words, shown.format(value), f"{target:g}", "" if value <= target else "missed"
 
 
+def of_real_loops():
+    """A real vLLM by each source: mean and worst error, shares."""
+    for source in ("plugin", "spans", "pages"):
+        itl, *others, inside, usable = FIGURES["vllm"][source]
+        times = zip((itl, *others[1::2]), others[::2], strict=True)
+        yield source, *(f"{mean:.0f}, {worst:.0f}" for mean, worst in times), f"{inside:.0f} %", f"{usable:.0f} %"
+
+
 TABLES = {
     ("../README.md", "costs"): (("", "measured", "command"), readme_costs),
     ("accuracy.md", "recordings"): (
@@ -79,6 +87,10 @@ TABLES = {
     ("accuracy.md", "gpus"): (bench_gpus.HEADER, lambda: bench_gpus.table_rows(FIGURES["gpus"])),
     ("accuracy.md", "others"): (bench_gpus.HEADER, lambda: bench_gpus.table_rows(FIGURES["gpus others"])),
     ("accuracy.md", "silicon"): (bench_silicon.HEADER, lambda: bench_silicon.table_rows(FIGURES["silicon"])),
+    ("accuracy.md", "vllm"): (
+        ("source", "ITL, worst, %", "TTFT, worst, %", "E2E, worst, %", "inside the band", "usable"),
+        of_real_loops,
+    ),
     ("accuracy.md", "systems"): (bench_systems.HEADER, lambda: bench_systems.table_rows(FIGURES["systems"])),
 }
 
@@ -90,7 +102,7 @@ def test_tables_of_measurements_have_the_figures_of_the_runs(document, name):
 
 
 def test_every_figure_is_of_a_section_that_a_command_measures():
-    measured = {"demo", "gpus", "gpus others", "silicon", "systems", "torture"}
+    measured = {"demo", "gpus", "gpus others", "silicon", "systems", "torture", "vllm"}
     assert set(FIGURES) <= measured | {f"cost {name}" for name in SECTIONS}
     assert all(re.fullmatch(r"20\d\d-\d\d-\d\d", section["measured_on"]) for section in FIGURES.values())
 

@@ -111,7 +111,7 @@ def learn(clients: Clients, minutes: float) -> None:
 
 
 def examine(snapshots: dict[str, tracefit.Snapshot], clients: Clients, seconds: float) -> dict[str, list[float]]:
-    """By source: loops; mean and worst error of each time; per cent of answers inside, and of loops usable."""
+    """By source: mean and worst error of each time; per cent of answers inside, and of loops usable."""
     errors: dict[str, dict[str, list[float]]] = {source: {what: [] for what in ASKED} for source in snapshots}
     inside: dict[str, list[bool]] = {source: [] for source in snapshots}
     for loop in LOOPS:
@@ -133,7 +133,6 @@ def examine(snapshots: dict[str, tracefit.Snapshot], clients: Clients, seconds: 
             )
     return {
         source: [
-            float(len(LOOPS)),
             *(figure for what in ASKED for figure in (statistics.fmean(each[what]), max(each[what]))),
             100.0 * statistics.fmean(inside[source]) if inside[source] else -1.0,
             100.0 * len(inside[source]) / len(ASKED) / len(LOOPS),
@@ -175,7 +174,7 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tracefit-loops-") as work:
         figures = run(options.minutes, options.loop_s, Path(work))
-    for source, (_, *errors, inside, usable) in figures.items():
+    for source, (*errors, inside, usable) in figures.items():
         shown = ", ".join(
             f"{what.upper()} {mean:.0f} (worst {worst:.0f}) %"
             for what, mean, worst in zip(ASKED, errors[::2], errors[1::2], strict=True)

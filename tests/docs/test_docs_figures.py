@@ -12,6 +12,7 @@ from tests.support.paths import ROOT
 
 FIGURES = recorded()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+SOURCES = ("plugin", "spans", "pages")
 LATE = "20,000 steps/s while learning"
 
 
@@ -38,6 +39,9 @@ def readme_costs():
     yield "the same, `--profile bulk`", f"{'; '.join(ratios('bulk'))} × that of this reader", cost
     yield "memory, shipped default: idle; loaded", f"{resident} MB", cost
     yield "acknowledgement at 20,000 steps/s, p50; p99", f"{late} ms", "`make bench WHAT=ingest`"
+    loops = "; ".join(", ".join(f"{error:.0f}" for error in FIGURES["vllm"][source][:6:2]) for source in SOURCES)
+    words = "closed loops of a real vLLM, told by the plugin; spans; its page: mean error of ITL, TTFT, E2E"
+    yield words, f"{loops} %", "`make bench WHAT=vllm`"
     yield (
         f"{torture['kills']} kills under load with `durability: log`",
         f"0 of {torture['exports']:,} exports lost, 0 learned twice",
@@ -71,7 +75,7 @@ def resources():
 
 def of_real_loops():
     """A real vLLM by each source: mean and worst error, shares."""
-    for source in ("plugin", "spans", "pages"):
+    for source in SOURCES:
         itl, *others, inside, usable = FIGURES["vllm"][source]
         times = zip((itl, *others[1::2]), others[::2], strict=True)
         yield source, *(f"{mean:.0f}, {worst:.0f}" for mean, worst in times), f"{inside:.0f} %", f"{usable:.0f} %"

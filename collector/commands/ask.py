@@ -47,10 +47,10 @@ def load_snapshot(source: str, token_file: Path | None) -> Snapshot:
     try:
         return tracefit.load(source, token=read_token(token_file))
     except tracefit.LoadError as error:
-        raise StartError(f"{error}{_meant(source, str(error))}") from None
+        raise StartError(f"{error}{what_to_type(source, str(error))}") from None
 
 
-def _meant(source: str, problem: str) -> str:
+def what_to_type(source: str, problem: str) -> str:
     """What to type in the place of what is no snapshot; empty where nobody knows."""
     path = Path(source)
     if "://" in source:

@@ -36,6 +36,7 @@ from exporters.wording import (
 from online import RowOutcome
 
 from . import Report
+from .ask import what_to_type
 
 PAGE_BYTES_MAX, TEXT_CHARS_MAX = 64 << 20, 10_000
 TIMEOUT_S = 5.0
@@ -187,7 +188,7 @@ def _examine_sidecar(base: str, body: bytes, token: str | None) -> Iterator[Find
     try:
         snapshot = tracefit.load(base, token=token)
     except tracefit.LoadError as error:
-        yield Finding(POOR, "learned", str(error).replace("(token=…)", "in --token-file FILE"))
+        yield Finding(POOR, "learned", f"{error}{what_to_type(base, str(error))}")
         return
     if not snapshot.configs:
         yield _finding("learned", nothing_yet)

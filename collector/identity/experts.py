@@ -5,7 +5,8 @@ E and k have to be known before a coefficient of ``active_experts`` can be learn
 most models are called by their public names. What a file or the server says is stronger than a name.
 
 The table, ``experts.json``, is of the ``config.json`` of each model's own public repository. The files that the bench
-of GPUs installs (``requirements-gpus.lock``) say the same of those that they have.
+of GPUs installs (``requirements-gpus.lock``) say the same of those that they have. GLM-4.7 is held against
+no file: it is taken to have the experts of GLM-4.6.
 """
 
 from __future__ import annotations

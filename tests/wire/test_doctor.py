@@ -50,7 +50,7 @@ def test_what_comes_without_a_token_is_told_how_to_bring_one(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "poor  left out   1 calls were refused: 1 without a token that is accepted\n" in told
     assert 'OTEL_EXPORTER_OTLP_HEADERS="authorization=Bearer%20…"\n' in told
-    assert "wants a token in --token-file FILE\n" in told
+    assert "wants a token (token=…): give --token-file FILE\n" in told
 
 
 def test_of_a_server_that_is_scraped_and_does_not_answer_the_address_is_named(tmp_path, capsys):
